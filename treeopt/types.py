@@ -73,7 +73,7 @@ def _text(value: object, place: str) -> None:
     _require(isinstance(value, str) and bool(value), place, f"must be a non-empty text, not {value!r}")
 
 
-def _choice(value: object, place: str, choices: Iterable[str]) -> None:
+def _choice(value: object, place: str, choices: tuple[str, ...]) -> None:
     _require(value in choices, place, f"must be one of {', '.join(choices)}, not {value!r}")
 
 
