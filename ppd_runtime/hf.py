@@ -1,0 +1,228 @@
+"""Every call whose shape depends on the version of transformers, and nothing else.
+
+The rest of the runtime speaks of rows, masks and positions; this module turns them into what a Hugging Face causal
+language model takes. A *row* here is one token of a pass, shape ``[batch, rows, hidden]``.
+"""
+
+import inspect
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from treeopt.errors import ModelError
+
+__all__ = [
+    "attention_backend",
+    "attention_mask",
+    "context_limit",
+    "embed_tokens",
+    "embedding_size",
+    "eos_token_ids",
+    "forward_rows",
+    "refuse_unsupported",
+    "sliding_window",
+    "text_config",
+    "vocab_size",
+]
+
+ATTENTION_BACKENDS = ("sdpa", "eager")
+"""Attention backends that take a tree mask."""
+
+TREE_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""Layers whose memory is one key and value a token, which a tree can share and drop."""
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the part of a config that describes the decoder of text."""
+    return config.get_text_config(decoder=True)
+
+
+def embed_tokens(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """Look up input embeddings as the model's own forward would.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    token_ids : LongTensor, shape (...)
+        Token ids.
+
+    Returns
+    -------
+    Tensor, shape (..., embedding size)
+        Scaled where the model scales (Gemma's embedding module multiplies by the root of the hidden size itself).
+        Learned positions are not included: the model adds them from the position ids.
+    """
+    return model.get_input_embeddings()(token_ids)
+
+
+def forward_rows(
+    model: PreTrainedModel,
+    *,
+    inputs_embeds: Tensor,
+    mask: Tensor,
+    position_ids: Tensor,
+    cache: object | None,
+    rows: Tensor | slice | None = None,
+) -> Tensor:
+    """Run one pass over rows that see each other only where the mask says so.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model.
+    inputs_embeds : Tensor, shape (batch, q, embedding size)
+        Input embeddings of the rows.
+    mask : BoolTensor, shape (batch or 1, 1, q, kv)
+        True where a row may attend; the columns are the keys that the cache returns for this pass, which for a growing
+        cache are the cached tokens followed by the rows. Columns that a row attends to lie in the order of their
+        positions (parents before children); sliding windows are laid over the mask here and rely on it.
+    position_ids : LongTensor, shape (batch or 1, q)
+        Position of each row in its text, from 0.
+    cache : Cache or None
+        Anything with transformers' ``update(keys, values, layer_idx)``. Layers keep every token, also those of
+        sliding-window models. None runs without a cache.
+    rows : LongTensor, slice or None
+        Rows whose logits are wanted, the same in every row of the batch; None for all. The head runs for these only.
+
+    Returns
+    -------
+    Tensor, shape (batch, len(rows), vocabulary)
+        Logits, in the model's dtype.
+    """
+    arguments = _forward_arguments(type(model))
+    if isinstance(rows, slice):
+        rows = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[rows]
+    keep = {"logits_to_keep": rows} if rows is not None and "logits_to_keep" in arguments else {}
+    logits = model(
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask(model, mask, inputs_embeds.dtype),
+        position_ids=position_ids,
+        use_cache=cache is not None,
+        return_dict=True,
+        **{"cache" if "cache" in arguments else "past_key_values": cache},
+        **keep,
+    ).logits
+    return logits if keep or rows is None else logits[:, rows]
+
+
+@lru_cache(maxsize=64)
+def _forward_arguments(model_class: type) -> frozenset[str]:
+    """Names of the arguments of a model's forward: transformers 5.24 renamed ``past_key_values`` to ``cache``."""
+    return frozenset(inspect.signature(model_class.forward).parameters)
+
+
+def attention_mask(model: PreTrainedModel, mask: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+    """Turn a boolean mask into what the model's attention takes.
+
+    Both backends take the additive form, and a boolean one would be converted again in every layer by sdpa and added
+    as 0 and 1, silently wrong, by eager attention. The lowest finite value stands for "may not attend": with minus
+    infinity a row that attends to nothing (padding) would become NaN.
+
+    Returns
+    -------
+    Tensor or dict of Tensor, shape (batch or 1, 1, q, kv)
+        A mapping from layer type to mask when layers with a sliding window alternate with others and the text is
+        longer than the window.
+    """
+    full = _additive(mask, dtype)
+    window = sliding_window(model.config)
+    if window is None or mask.shape[-1] <= window:
+        return full
+    sliding = _additive(_last_attended(mask, window), dtype)
+    layer_types = getattr(text_config(model.config), "layer_types", None)
+    if layer_types is None or set(layer_types) == {"sliding_attention"}:
+        return sliding
+    return {"full_attention": full, "sliding_attention": sliding}
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def _last_attended(mask: Tensor, window: int) -> Tensor:
+    """Keep the last ``window`` attended columns of every row.
+
+    A row attends to one token a position, from 0 to its own, in order: the number of attended columns to the right of
+    a key is its distance in positions, whatever else lies between in the cache.
+    """
+    reached = mask.cumsum(-1)
+    return mask & (reached[..., -1:] - reached < window)
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """Return how many tokens, its own included, a token sees in sliding-window layers; None without such layers."""
+    config = text_config(config)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None and "sliding_attention" not in layer_types:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def context_limit(config: PretrainedConfig) -> int | None:
+    """Return the largest number of tokens whose positions the model handles; None when it says nothing.
+
+    Rotary embeddings that change with the length of the text (dynamic NTK, LongRoPE) would turn the same token
+    differently in a tree and in its linear path, so texts end where the change begins.
+    """
+    config = text_config(config)
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(parameters.get("original_max_position_embeddings"))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return the token ids that end a text; a model may have none, one or several."""
+    found = model.generation_config.eos_token_id if model.can_generate() else None
+    if found is None:
+        found = getattr(text_config(model.config), "eos_token_id", None)
+    if found is None:
+        return frozenset()
+    return frozenset([found] if isinstance(found, int) else found)
+
+
+def vocab_size(model: PreTrainedModel) -> int:
+    """Return the number of logits per row."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def embedding_size(model: PreTrainedModel) -> int:
+    """Return the width of an input embedding, the hidden size in all but a few models (OPT-350m projects)."""
+    return int(model.get_input_embeddings().weight.shape[1])
+
+
+def attention_backend(model: PreTrainedModel) -> str:
+    """Return the name of the attention backend that the model runs."""
+    return str(text_config(model.config)._attn_implementation)
+
+
+def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
+    """Refuse models that cannot take a tree, by what their config says.
+
+    Raises
+    ------
+    ModelError
+        With the reason. What a config does not tell is left to the self-check.
+    """
+    reason = _unsupported_reason(config)
+    if reason is not None:
+        raise ModelError(f"model {name}: {reason}; choose a decoder-only model with full attention and free positions")
+
+
+def _unsupported_reason(config: PretrainedConfig) -> str | None:
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
+    config = text_config(config)
+    attention = getattr(config, "attn_config", None)
+    uses_alibi = getattr(config, "alibi", False) or getattr(attention, "alibi", False)
+    if uses_alibi or config.model_type == "bloom":
+        return "ALiBi derives positions from the order of the tokens in the cache, which a tree does not have"
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYER_TYPES)
+    if others:
+        return f"its layers of type {', '.join(others)} cannot take a tree mask"
+    return None
