@@ -1,1 +1,47 @@
-"""The command line."""
+"""The command line: parses, prints, and turns every treeopt error into one line on stderr.
+
+Exit codes: 0 done; 1 a problem with a file or the machine; 2 wrong usage.
+"""
+
+import os
+import sys
+
+import typer
+
+from treeopt._version import __version__
+from treeopt.errors import TreeOptError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"treeopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Find the speculation tree that makes a language model fastest on this machine, with proof."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app(prog_name="treeopt")
+    except TreeOptError as error:
+        typer.echo(f"treeopt: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader of our output has gone (as in `| head`); give the interpreter nothing left to flush into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

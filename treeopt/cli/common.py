@@ -1,0 +1,103 @@
+"""What the commands share: the options that mean the same everywhere, progress on stderr, JSON on stdout."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from treeopt.types import MAX_BUDGET
+
+__all__ = [
+    "Acceptance",
+    "AcceptanceModel",
+    "AsJson",
+    "Budget",
+    "Latency",
+    "note",
+    "print_json",
+    "progress_bar",
+]
+
+Acceptance = Annotated[
+    str,
+    typer.Option(
+        "--acceptance", metavar="FILE|NAME", help="Acceptance table: a file, or a name from `treeopt tables`."
+    ),
+]
+AcceptanceModel = Annotated[
+    str,
+    typer.Option(
+        "--acceptance-model",
+        metavar="independent|joint",
+        help="Distances independent (the paper), or shares of whole recorded paths.",
+        callback=lambda value: _one_of(value, ("independent", "joint")),
+    ),
+]
+Budget = Annotated[
+    int, typer.Option("--budget", min=1, max=MAX_BUDGET, help="Cap on the tokens of every forward pass.")
+]
+Latency = Annotated[
+    str | None, typer.Option("--latency", metavar="FILE", help="Latency profile: maximise tokens per second with it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
+
+_QUIET_S = 1.0
+"""Work shorter than this shows no progress bar."""
+
+
+def _one_of(value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise typer.BadParameter(f"must be {' or '.join(choices)}, not {value!r}")
+    return value
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON object on one line of stdout."""
+    print(json.dumps(document, allow_nan=False))  # noqa: T201
+
+
+def note(text: str) -> None:
+    """Say one line to people, on stderr."""
+    print(text, file=sys.stderr)  # noqa: T201
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """Show a bar on stderr once the work has taken over a second; nothing when stderr is no terminal.
+
+    Parameters
+    ----------
+    title : str
+        What is being done.
+    total : int, optional
+        Number of calls to expect; without it the bar only says that work goes on.
+
+    Yields
+    ------
+    callable
+        Call it with one line of text each time a part is done.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(title, total=total)
+    start = time.monotonic()
+
+    def advance(text: str) -> None:
+        bar.update(task, advance=0 if total is None else 1, description=f"{title}: {text}")
+        if time.monotonic() - start > _QUIET_S:
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
