@@ -30,13 +30,13 @@ from treeopt.types import LatencyProfile, SparseTree, TreeDesign
 __all__ = [
     "Evaluation",
     "acceptance_length",
+    "design_passes",
     "evaluate",
     "evaluate_design",
     "exit_probabilities",
     "expected_tokens",
     "lookahead_tokens",
     "occupancy",
-    "pass_tokens",
     "path_probabilities",
     "removal_loss",
     "transition_row",
@@ -224,24 +224,22 @@ class Evaluation:
     speedup: float | None = None
 
 
-def pass_tokens(size: int, budget: int, latency: LatencyProfile | None) -> int:
-    """Return the tokens a tree of ``size`` is padded to: its size, or the cheapest measured size that holds it.
+def design_passes(design: TreeDesign, latency: LatencyProfile) -> tuple[int, ...]:
+    """Return the tokens each state of a design is padded to on a machine with this latency profile.
 
-    Raises
-    ------
-    InvalidValueError
-        When no measured size up to the budget holds the tree: latencies are never extrapolated.
+    A design that was searched with a profile has chosen its pass tokens, and keeps those that were measured here too.
+    Other trees are padded to the cheapest measured size that holds them. A tree larger than anything measured keeps its
+    size: latencies are never extrapolated, so asking for its latency is an error, unless its state is never entered.
     """
-    if latency is None:
-        return size
-    point = latency.cheapest(size, budget)
-    if point is None:
-        raise InvalidValueError(
-            "pass_tokens",
-            f"a tree of {size} tokens fits no measured size up to {min(budget, latency.points[-1].num_tokens)}; "
-            "profile larger sizes or use a smaller tree",
-        )
-    return point.num_tokens
+    measured = {point.num_tokens for point in latency.points}
+    passes = []
+    for tokens, size in zip(design.pass_tokens, design.sizes(), strict=True):
+        if design.latency_digest is not None and tokens in measured:
+            passes.append(tokens)
+        else:
+            point = latency.cheapest(size, latency.points[-1].num_tokens)
+            passes.append(size if point is None else point.num_tokens)
+    return tuple(passes)
 
 
 def evaluate(
@@ -261,7 +259,7 @@ def evaluate(
     latency : LatencyProfile, optional
         Adds speed and speedup.
     padded : sequence of int, optional
-        Pass tokens per state; the sizes themselves, or the cheapest measured sizes that hold them, without it.
+        Pass tokens per state; the sizes themselves without it.
 
     Returns
     -------
@@ -283,11 +281,7 @@ def evaluate(
     transitions = np.array([transition_row(trie, tree) for tree in trees])
     pi = occupancy(transitions, m)
     tau = float(pi @ f)
-    passes = (
-        tuple(padded)
-        if padded is not None
-        else tuple(pass_tokens(s, s if latency is None else 2**62, latency) for s in sizes)
-    )
+    passes = sizes if padded is None else tuple(padded)
     seconds = None
     if latency is not None:
         # States that are never entered may be larger than anything measured.
@@ -306,7 +300,7 @@ def evaluate(
 
 
 def evaluate_design(trie: AcceptanceTrie, design: TreeDesign, latency: LatencyProfile | None = None) -> Evaluation:
-    """Evaluate a design at its own pass tokens.
+    """Evaluate a design at its own pass tokens, or with a profile at those of `design_passes`.
 
     Raises
     ------
@@ -319,4 +313,5 @@ def evaluate_design(trie: AcceptanceTrie, design: TreeDesign, latency: LatencyPr
             f"the design counts {design.tokens_per_prompt_token} tokens per prompt token, the table "
             f"{trie.tokens_per_prompt_token}; use the table the design was made for",
         )
-    return evaluate(trie, design.trees, latency, design.pass_tokens)
+    passes = design.pass_tokens if latency is None else design_passes(design, latency)
+    return evaluate(trie, design.trees, latency, passes)

@@ -423,7 +423,9 @@ class LatencyProfile:
             if point.num_tokens == num_tokens:
                 return point.median_s
         raise InvalidValueError(
-            "points", f"no measurement at {num_tokens} tokens; measured: {[p.num_tokens for p in self.points]}"
+            "points",
+            f"no measurement at {num_tokens} tokens ({len(self.points)} sizes up to {self.points[-1].num_tokens} were "
+            "measured); profile that size, or pad the pass to a measured one",
         )
 
     def cheapest(self, size: int, budget: int) -> LatencyPoint | None:

@@ -9,6 +9,9 @@ import sys
 import typer
 
 from treeopt._version import __version__
+from treeopt.cli.evaluate import evaluate
+from treeopt.cli.search import search
+from treeopt.cli.tables import tables
 from treeopt.errors import TreeOptError
 
 __all__ = ["app", "main"]
@@ -32,6 +35,11 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Find the speculation tree that makes a language model fastest on this machine, with proof."""
+
+
+app.command("search")(search)
+app.command("evaluate")(evaluate)
+app.command("tables")(tables)
 
 
 def main() -> None:

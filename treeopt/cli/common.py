@@ -17,7 +17,9 @@ __all__ = [
     "AsJson",
     "Budget",
     "Latency",
+    "Seed",
     "note",
+    "one_of",
     "print_json",
     "progress_bar",
 ]
@@ -34,7 +36,7 @@ AcceptanceModel = Annotated[
         "--acceptance-model",
         metavar="independent|joint",
         help="Distances independent (the paper), or shares of whole recorded paths.",
-        callback=lambda value: _one_of(value, ("independent", "joint")),
+        callback=lambda value: one_of(value, ("independent", "joint")),
     ),
 ]
 Budget = Annotated[
@@ -43,13 +45,15 @@ Budget = Annotated[
 Latency = Annotated[
     str | None, typer.Option("--latency", metavar="FILE", help="Latency profile: maximise tokens per second with it.")
 ]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of whatever is drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 _QUIET_S = 1.0
 """Work shorter than this shows no progress bar."""
 
 
-def _one_of(value: str, choices: tuple[str, ...]) -> str:
+def one_of(value: str, choices: tuple[str, ...]) -> str:
+    """Return the value of an option that has a few choices; anything else is wrong usage."""
     if value not in choices:
         raise typer.BadParameter(f"must be {' or '.join(choices)}, not {value!r}")
     return value

@@ -1,0 +1,115 @@
+"""Tables for people: what a search found, and what each acceptance model says of a design."""
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from treeopt.app.evaluate import Assessment
+from treeopt.app.search import Inputs, SearchReport
+from treeopt.markov import Evaluation
+from treeopt.types import TreeDesign
+
+__all__ = ["print_assessment", "print_replay_counts", "print_search", "print_states"]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def _number(value: float | None, digits: int = 6) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None:
+    """Print the methods side by side, the proof, the states, and tau by each model."""
+    design, latency = report.design, inputs.latency
+    aim = "tokens per step (tau)" if latency is None else "tokens per second"
+    console.print(f"{inputs.table.model}: best {aim} within {design.budget} tokens a pass", highlight=False)
+    if latency is not None:
+        last = latency.points[-1].num_tokens
+        place = (
+            f"on {latency.device['name']}, {latency.dtype}, batch {latency.batch_size}, context {latency.context_len}"
+        )
+        console.print(f"latency: {place}", highlight=False)
+        if design.budget is not None and design.budget > last:
+            console.print(f"sizes above {last} tokens were not measured, so they are not considered", highlight=False)
+    table = _table("method", "tau", "gap to bound", *(() if latency is None else ("tokens/s", "speedup")))
+    for entry in (design, report.other):
+        if entry is not None:
+            table.add_row(*_method_row(entry, latency is not None))
+    console.print(table)
+    if report.other_missing is not None:
+        console.print(f"no greedy beside it: {report.other_missing}", highlight=False)
+    model = f"under the {design.acceptance_model} acceptance model"
+    unit = "tokens per step" if latency is None else "tokens per second"
+    console.print(f"proof: no design beats {_number(design.upper_bound, 9)} {unit} {model}", highlight=False)
+    if _speaks_plainly(design, report.assessment):
+        console.print("No speculation is best here: decode one token a pass.", highlight=False)
+    print_states(design, report.assessment.joint or report.assessment.independent, console)
+    print_assessment(report.assessment, console)
+
+
+def _method_row(design: TreeDesign, with_speed: bool) -> tuple[str, ...]:
+    reached = design.tokens_per_second if with_speed else design.acceptance_length
+    gap = (design.upper_bound or 0.0) - (reached or 0.0)
+    row = (design.method, _number(design.acceptance_length), f"{gap:.1e}")
+    return (*row, _number(design.tokens_per_second, 3), _number(design.speedup, 4)) if with_speed else row
+
+
+def _speaks_plainly(design: TreeDesign, assessment: Assessment) -> bool:
+    """Whether every state that is ever entered has a bare root: plain decoding."""
+    evaluation = assessment.independent
+    return evaluation is not None and all(
+        tree.num_candidates == 0 for tree, share in zip(design.trees, evaluation.occupancy, strict=True) if share > 0
+    )
+
+
+def print_states(design: TreeDesign, evaluation: Evaluation | None, console: Console) -> None:
+    """Print one row per state: how often it is used, what its pass holds, what it yields."""
+    table = _table("state", "steps", "pass", "size", "candidates", "depth", "prompt tokens", "f(T)")
+    for k, tree in enumerate(design.trees):
+        table.add_row(
+            str(k),
+            "" if evaluation is None else f"{evaluation.occupancy[k]:.2%}",
+            str(design.pass_tokens[k]),
+            str(tree.size(design.tokens_per_prompt_token)),
+            str(tree.num_candidates),
+            str(tree.depth),
+            str(tree.num_prompt_tokens),
+            "" if evaluation is None else f"{evaluation.expected_tokens[k]:.4f}",
+        )
+    console.print(table)
+
+
+def print_assessment(assessment: Assessment, console: Console, always: bool = False) -> None:
+    """Print tau, and speedup where known, by each acceptance model at hand; a single one only when asked to."""
+    rows: list[tuple[str, float, str, float | None]] = []
+    if assessment.independent is not None:
+        rows.append(
+            ("independent distances", assessment.independent.acceptance_length, "", assessment.independent.speedup)
+        )
+    if assessment.joint is not None:
+        rows.append(("joint counts", assessment.joint.acceptance_length, "", assessment.joint.speedup))
+    if assessment.replayed is not None:
+        replayed = assessment.replayed
+        interval = f"{replayed.low:.4f} to {replayed.high:.4f}"
+        rows.append(("replay of recorded text", replayed.acceptance_length, interval, replayed.speedup))
+    if len(rows) < 2 and not always:
+        return
+    with_speed = any(speedup is not None for *_, speedup in rows)
+    table = _table("tau by", "tau", "95 % interval", *(("speedup",) if with_speed else ()))
+    for name, tau, interval, speedup in rows:
+        table.add_row(name, _number(tau), interval, *((_number(speedup, 4),) if with_speed else ()))
+    console.print(table)
+
+
+def print_replay_counts(assessment: Assessment, console: Console) -> None:
+    """Print the exact counts of a replay."""
+    replayed = assessment.replayed
+    if replayed is None:
+        return
+    per_state = ", ".join(f"state {k}: {steps}" for k, steps in enumerate(replayed.steps_per_state))
+    console.print(f"replay: {replayed.num_tokens} tokens in {replayed.num_steps} steps ({per_state})", highlight=False)
