@@ -4,9 +4,9 @@ One pass of state ``k`` is laid out as
 
     root, candidates (by depth, then path) | prompt tokens, node by node | padding
 
-so nodes are rows ``0 .. num_nodes-1``, everything that counts is rows ``0 .. size-1``, and the prompt tokens of one node
-lie together, prompt token by prompt token, inside each EPT by EPT. Shapes depend on the state only: built once per
-design, used in every step.
+so nodes are rows ``0 .. num_nodes-1``, all that counts is rows ``0 .. size-1``, and the prompt tokens of one node lie
+together, prompt token by prompt token, inside each EPT by EPT. Shapes depend on the state only: built once per design,
+used in every step.
 """
 
 from collections.abc import Sequence

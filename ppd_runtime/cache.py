@@ -63,7 +63,9 @@ class _Layer(CacheLayerMixin):
         self.device = key_states.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write the rows of the pass and return all columns that it may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -119,7 +121,13 @@ class TreeCache(Cache):
     """
 
     def __init__(
-        self, num_layers: int, batch_size: int, capacity: int, *, device: torch.device | None = None, static: bool = False
+        self,
+        num_layers: int,
+        batch_size: int,
+        capacity: int,
+        *,
+        device: torch.device | None = None,
+        static: bool = False,
     ) -> None:
         self._window = _Window()
         super().__init__(layers=[_Layer(self._window, capacity, static) for _ in range(num_layers)])
@@ -197,9 +205,7 @@ class TreeCache(Cache):
         if num_rows <= rows and num_columns <= columns:
             return
         columns = columns if num_columns <= columns else max(num_columns, 2 * columns)
-        self._mask = torch.zeros(
-            (batch_size, 1, max(rows, num_rows), columns), dtype=torch.bool, device=self.device
-        )
+        self._mask = torch.zeros((batch_size, 1, max(rows, num_rows), columns), dtype=torch.bool, device=self.device)
         for b, length in enumerate(self.lengths):
             self._mask[b, :, :, :length] = True
 
