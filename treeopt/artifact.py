@@ -50,6 +50,7 @@ __all__ = [
     "read_json",
     "read_with_digest",
     "to_document",
+    "write_bytes",
     "write_document",
     "write_text",
 ]
@@ -447,7 +448,12 @@ def write_document(value: Document, path: str | os.PathLike[str]) -> None:
 
 
 def write_text(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a text file through a temporary file in the same folder and a rename.
+    """Write a UTF-8 text file, whole or not at all; see `write_bytes`."""
+    write_bytes(text.encode("utf-8"), path)
+
+
+def write_bytes(content: bytes, path: str | os.PathLike[str]) -> None:
+    """Write a file through a temporary file in the same folder and a rename.
 
     Raises
     ------
@@ -460,8 +466,8 @@ def write_text(text: str, path: str | os.PathLike[str]) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.chmod(temporary, 0o666 & ~_umask())
