@@ -235,7 +235,7 @@ class _Inner:
         self.held = np.arange(trie.num_distances + 1) if e else np.array([trie.num_distances])
         self.cost = e * self.held
         self.budget = budget
-        self.leaf = self._own(int(min(self.cost[-1], budget - 1))).max(axis=0)
+        self.leaf: Floats = self._own(int(min(self.cost[-1], budget - 1))).max(axis=0)
         self.best: dict[int, Floats] = {}
         for node in range(len(trie.depths) - 1, -1, -1):
             if trie.depths[node] < min(state, budget):

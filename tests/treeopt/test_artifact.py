@@ -1,0 +1,280 @@
+"""Documents: re-read equal, digests, and one clear line for everything that is wrong with a file."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt import (
+    AcceptanceTable,
+    DecodeRun,
+    LatencyPoint,
+    LatencyProfile,
+    RankRecord,
+    SparseTree,
+    TreeDesign,
+    read_document,
+    search,
+    write_document,
+)
+from treeopt.artifact import (
+    canonical_json,
+    digest,
+    document_digest,
+    from_document,
+    read_json,
+    read_with_digest,
+    to_document,
+    write_text,
+)
+from treeopt.bundled import bundled_tables, load_acceptance
+from treeopt.errors import DocumentError
+
+TABLE = AcceptanceTable(
+    model="m",
+    source="s",
+    rule="greedy",
+    temperature=0.0,
+    num_samples=10,
+    marginals=((0.6, 0.2), (0.5, 0.1)),
+    ranks=((0, 0, 4), (0, 1, 1), (0, 2, 1), (1, 0, 1), (1, 2, 1), (2, 2, 2)),
+    intervals=(((0.5, 0.7), (0.1, 0.3)), ((0.4, 0.6), (0.0, 0.2))),
+    calibration={"kind": "none", "bins": [1, 2]},
+)
+PROFILE = LatencyProfile(
+    device={"name": "cpu", "threads": 2},
+    model="m",
+    dtype="float32",
+    batch_size=1,
+    context_len=64,
+    attention="sdpa",
+    graph_mode="eager",
+    points=(LatencyPoint(1, 0.1, 0.01, 2, (0.1, 0.11)), LatencyPoint(4, 0.09)),
+    versions={"torch": "2"},
+    flags=("noisy",),
+)
+RECORD = RankRecord("m", "s", "sample", 0.7, 2, (((0, 1), (2, 2)),), (((0.5, 0.1), (0.0, 0.0)),))
+DESIGN = search(TABLE, 8, PROFILE)
+RUN = DecodeRun("m", "prompt", "ab" * 32, 5, 9, 4, (0, 1, 3), 0.1, 0.4, "eos")
+VALUES = [TABLE, PROFILE, RECORD, DESIGN, RUN]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_written_and_read_again_is_equal(value, tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    write_document(value, path)
+    assert read_document(path, type(value)) == value
+    assert read_document(path) == value
+    assert [p.name for p in tmp_path.iterdir()] == ["document.json"]
+
+
+rows = st.integers(1, 4).flatmap(
+    lambda width: st.lists(
+        st.lists(st.floats(0, 1 / width), min_size=width, max_size=width).map(tuple), min_size=1, max_size=4
+    ).map(tuple)
+)
+
+
+@given(rows, st.integers(0, 3), st.integers(1, 30))
+def test_any_table_and_its_design_survive_json(marginals, e: int, budget: int) -> None:
+    table = AcceptanceTable.from_marginals(marginals, tokens_per_prompt_token=e)
+    for value in (table, search(table, budget)):
+        document = json.loads(json.dumps(to_document(value)))
+        assert from_document(document, "x") == value
+        assert document_digest(document) == digest(value)
+
+
+def test_digest_is_of_the_canonical_json() -> None:
+    assert canonical_json({"b": 1, "a": [1.5, None]}) == '{"a":[1.5,null],"b":1}'
+    assert document_digest({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+def test_digest_of_a_file_keeps_spelled_out_defaults(tmp_path: Path) -> None:
+    document = {**to_document(TABLE), "tokens_per_prompt_token": 1}
+    (tmp_path / "a.json").write_text(json.dumps(document, indent=3))
+    table, found = read_with_digest(tmp_path / "a.json", AcceptanceTable)
+    assert table == TABLE
+    assert found == document_digest(document) != digest(TABLE)
+
+
+def test_bundled_tables_state_their_source() -> None:
+    assert {"vicuna-7b-m3", "vicuna-7b-m2", "vicuna-13b-m3", "mobilellama-1.4b-m3", "vicuna-68m-m3"} <= set(
+        bundled_tables()
+    )
+    for name in bundled_tables():
+        table, _ = load_acceptance(name)
+        assert len(table.source) > 20
+    with pytest.raises(DocumentError, match=r"^nothing-here: no such file, and no bundled table; the bundled ones: "):
+        load_acceptance("nothing-here")
+
+
+def broken(document: dict, *path, value=...) -> dict:
+    """Set, or with no value delete, one place of a document."""
+    document = copy.deepcopy(document)
+    inner = document
+    for part in path[:-1]:
+        inner = inner[part]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return document
+
+
+T, L, R, D = (to_document(value) for value in (TABLE, PROFILE, RECORD, DESIGN))
+BROKEN = [
+    (broken(T, "extra", value=1), r"f: extra: unknown field"),
+    (broken(T, "model"), r"f: model: missing; treeopt.acceptance/1 requires it"),
+    (broken(T, "model", value=3), r"f: model: input should be a valid string, not 3"),
+    (broken(T, "rule", value="lucky"), r"f: rule: must be one of greedy, sample, typical"),
+    (broken(T, "temperature", value=-1.0), r"f: temperature: must be at least 0"),
+    (broken(T, "num_samples", value=True), r"f: num_samples: .*not True"),
+    (broken(T, "num_samples", value=9), r"f: ranks: counts add up to 10, num_samples is 9"),
+    (broken(T, "marginals", value=[]), r"f: marginals: is empty"),
+    (broken(T, "marginals", value=[[]]), r"f: marginals\[0\]: is empty"),
+    (broken(T, "marginals", value=[[0.5], [0.1, 0.1]]), r"f: marginals\[1\]: has 2 ranks where the first row has 1"),
+    (broken(T, "marginals", 0, 0, value=True), r"f: marginals\[0\]\[0\]: .*not True"),
+    (broken(T, "marginals", 0, 0, value=math.nan), r"f: marginals\[0\]\[0\]: .*finite"),
+    (broken(T, "marginals", 0, 0, value=math.inf), r"f: marginals\[0\]\[0\]: .*finite"),
+    (broken(T, "marginals", 0, 0, value=-0.1), r"f: marginals\[0\]\[0\]: must be at least 0"),
+    (broken(T, "marginals", 0, 0, value="0.5"), r"f: marginals\[0\]\[0\]: .*number"),
+    (broken(T, "marginals", 0, 0, value=0.81), r"f: marginals\[0\]: sums to 1.01, above 1"),
+    (
+        broken(T, "marginals", 0, 0, value=0.61),
+        r"f: marginals\[0\]\[0\]: is 0.61 but the joint counts in ranks give 0.6",
+    ),
+    (broken(T, "ranks", 0, value=[0, 4]), r"f: ranks\[0\]: has 2 entries; give 2 ranks and a count"),
+    (broken(T, "ranks", 0, 0, value=3), r"f: ranks\[0\]\[0\]: must be at most 2"),
+    (broken(T, "ranks", 1, value=[0, 0, 1]), r"f: ranks\[1\]: repeats the ranks \[0, 0\]"),
+    (broken(T, "ranks", 0, 2, value=0), r"f: ranks\[0\]\[2\]: must be at least 1"),
+    (broken(T, "intervals", value=[[[0, 1]]]), r"f: intervals: must have 2 rows of 2"),
+    (broken(T, "intervals", 0, 0, value=[0.9, 0.1]), r"f: intervals\[0\]\[0\]: low 0.9 is above high 0.1"),
+    (broken(T, "calibration", "x", value=math.nan), r"f: holds NaN"),
+    (broken(T, "format", value="treeopt.acceptance/2"), r"f: format: version 'treeopt.acceptance/2' is not one"),
+    (broken(T, "format"), r"f: format: is None; expected"),
+    (broken(L, "points", 0, "num_tokens", value=2), r"f: points\[0\].num_tokens: is 2; the first point must be 1"),
+    (broken(L, "points", 1, "num_tokens", value=1), r"f: points\[1\].num_tokens: is 1 after 1; sort"),
+    (broken(L, "points", value=[]), r"f: points: is empty"),
+    (broken(L, "points", 1, "median_s", value=0), r"f: points\[1\].median_s: must be above 0"),
+    (broken(L, "points", 0, "samples_s", value=[0.1]), r"f: points\[0\].num_samples: is 2 but samples_s holds 1"),
+    (broken(L, "points", 0, "nap", value=1), r"f: points\[0\].nap: unknown field"),
+    (broken(L, "device", value={}), r"f: device.name: must be a non-empty text"),
+    (broken(L, "batch_size", value=1.0), r"f: batch_size: .*integer"),
+    (broken(L, "sha256", value="0" * 64), r"f: sha256: does not match the content"),
+    (broken(R, "sequences", 0, 0, value=[0]), r"f: sequences: mixes entries of \[1, 2\] ranks"),
+    (broken(R, "sequences", 0, 0, 0, value=3), r"f: sequences\[0\]\[0\]\[0\]: must be at most 2"),
+    (broken(R, "sequences", value=[[]]), r"f: sequences: holds no position"),
+    (broken(R, "probabilities", value=[[[0.1, 0.2]]]), r"f: probabilities: must have the shape of sequences"),
+    (broken(D, "states", "2"), r"f: pass_tokens: must name the states 0 to m"),
+    (broken(D, "states", "0", value=[]), r"f: states.0\[0\]: must be the root"),
+    (
+        broken(D, "states", "1", value=[{"path": [], "prompt_tokens": 0}, {"path": [0, 0], "prompt_tokens": 0}]),
+        r"f: states.1\[1\]: path \[0, 0\] has no parent",
+    ),
+    (
+        broken(D, "states", "1", value=[{"path": [], "prompt_tokens": 0}, *[{"path": [0], "prompt_tokens": 0}] * 2]),
+        r"f: states.1\[2\]: repeats the path \[0\]",
+    ),
+    (
+        broken(D, "states", "0", value=[{"path": [], "prompt_tokens": 0}, {"path": [0], "prompt_tokens": 0}]),
+        r"f: states.0: has a candidate at depth 1",
+    ),
+    (broken(D, "states", "0", value=[{"path": [], "prompt_tokens": 3}]), r"f: states.0\[0\].prompt_tokens: must be at"),
+    (broken(D, "pass_tokens", "2", value=1), r"f: pass_tokens.2: must be at least"),
+    (broken(D, "budget", value=None), r"f: budget: may be null only for method imported"),
+    (broken(D, "upper_bound", value=0), r"f: upper_bound: must be above 0"),
+    ([1], r"f: holds no JSON object"),
+]
+
+
+@pytest.mark.parametrize(("document", "message"), BROKEN, ids=[message[3:40] for _, message in BROKEN])
+def test_broken_documents_name_place_and_remedy(document, message: str) -> None:
+    with pytest.raises(DocumentError, match="^" + message) as caught:
+        from_document(document, "f")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_kind_of_document_is_refused(tmp_path: Path) -> None:
+    write_document(TABLE, tmp_path / "a.json")
+    with pytest.raises(DocumentError, match=r"is 'treeopt.acceptance/1'; expected treeopt.tree/1"):
+        read_document(tmp_path / "a.json", TreeDesign)
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(200 * 2**20)
+
+
+FILES: list[tuple[str, Callable[[Path], object], str]] = [
+    ("missing", lambda path: None, "No such file"),
+    ("folder", lambda path: path.mkdir(), "Is a directory"),
+    ("empty", lambda path: path.write_text(" \n"), "is empty"),
+    ("huge", huge, "is larger than 64 MB"),
+    ("utf16", lambda path: path.write_bytes('{"format": 1}'.encode("utf-16")), "is not UTF-8 text"),
+    ("nested", lambda path: path.write_text("[" * 20_000), "nested too deeply"),
+    ("nested-closed", lambda path: path.write_text("[" * 20_000 + "]" * 20_000), "nested too deeply"),
+    ("cut", lambda path: path.write_text('{"format": "treeopt'), "is not JSON: .* at line 1"),
+    ("nan", lambda path: path.write_text('{"a": NaN}'), "NaN is not a finite number"),
+    ("overflow", lambda path: path.write_text('{"a": 1e999}'), "1e999 is too large"),
+    ("digits", lambda path: path.write_text('{"a": ' + "9" * 5000 + "}"), "is not strict JSON"),
+    ("twice", lambda path: path.write_text('{"a": 1, "a": 2}'), "the field 'a' stands twice"),
+    ("text", lambda path: path.write_text("hello"), "is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [case[1:] for case in FILES], ids=[case[0] for case in FILES])
+def test_hostile_files_are_refused_in_one_line(make, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "input.json"
+    make(path)
+    with pytest.raises(DocumentError, match=message) as caught:
+        read_document(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_null_byte_in_a_name_is_refused() -> None:
+    with pytest.raises(DocumentError, match="cannot be read"):
+        read_json("a\0b")
+
+
+def test_failed_writes_leave_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DocumentError, match=r"cannot be written .No space left on device."):
+        write_text("after", path)
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_unwritable_places_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"missing/a.json: cannot be written"):
+        write_text("x", tmp_path / "missing" / "a.json")
+    with pytest.raises(DocumentError, match="is a folder; name a file in it"):
+        write_text("x", tmp_path)
+
+
+def test_exported_profiles_carry_a_digest_that_changes_are_caught_by(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_document(PROFILE, path)
+    changed = json.loads(path.read_text())
+    changed["points"][0]["median_s"] = 0.2
+    path.write_text(json.dumps(changed))
+    with pytest.raises(DocumentError, match="sha256: does not match the content"):
+        read_document(path)
+
+
+def test_unsorted_nodes_are_refused() -> None:
+    nodes = SparseTree.from_prompt_tokens({(): 0, (1,): 0, (0,): 0}).nodes
+    assert [node.path for node in nodes] == [(), (0,), (1,)]
+    with pytest.raises(ValueError, match="must be sorted by depth, then path"):
+        SparseTree((nodes[0], nodes[2], nodes[1]))

@@ -1,0 +1,5 @@
+"""``python -m treeopt``."""
+
+from treeopt.cli import main
+
+main()
