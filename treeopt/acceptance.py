@@ -11,7 +11,7 @@ joint
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,10 @@ class AcceptanceTrie:
     children : tuple of dict
         ``children[node][rank] = (probability, child)``: probability that the rank-``rank`` guess is right, given that
         ``node`` was accepted; only ranks with a probability above 0. ``child`` is -1 at depth m.
+    consecutive : bool
+        Whether a rank may stand in a tree only together with all better ranks of the same parent, as in engines that
+        number a node's children instead of naming their ranks. ``children`` then lists every rank up to the last one
+        with a probability above 0.
     """
 
     name: str
@@ -52,6 +56,7 @@ class AcceptanceTrie:
     tokens_per_prompt_token: int
     depths: tuple[int, ...]
     children: tuple[Mapping[int, tuple[float, int]], ...] = field(hash=False)
+    consecutive: bool = False
 
     def step(self, node: int, rank: int) -> tuple[float, int]:
         """Return probability and trie node of one guess below ``node``; (0, -1) where none was ever right.
@@ -74,7 +79,7 @@ def exit_share(child_probabilities: npt.ArrayLike) -> float:
     return left if left > _ROUNDING else 0.0
 
 
-def acceptance_trie(table: AcceptanceTable, model: str = "independent") -> AcceptanceTrie:
+def acceptance_trie(table: AcceptanceTable, model: str = "independent", *, consecutive: bool = False) -> AcceptanceTrie:
     """Read a table under one of the two acceptance models.
 
     Parameters
@@ -83,6 +88,8 @@ def acceptance_trie(table: AcceptanceTable, model: str = "independent") -> Accep
         Marginals, and joint counts for the joint model. A row that exceeds 1 by rounding is scaled to 1.
     model : {"independent", "joint"}
         The model.
+    consecutive : bool
+        Whether children may leave no rank out; see `AcceptanceTrie`.
 
     Returns
     -------
@@ -94,10 +101,20 @@ def acceptance_trie(table: AcceptanceTable, model: str = "independent") -> Accep
         When the joint model is asked of a table without joint counts.
     """
     if model == "independent":
-        return _independent(table)
-    if model == "joint":
-        return _joint(table)
-    raise SearchError(f"acceptance model: must be independent or joint, not {model!r}")
+        trie = _independent(table)
+    elif model == "joint":
+        trie = _joint(table)
+    else:
+        raise SearchError(f"acceptance model: must be independent or joint, not {model!r}")
+    return _without_gaps(trie) if consecutive else trie
+
+
+def _without_gaps(trie: AcceptanceTrie) -> AcceptanceTrie:
+    """List the ranks that were never right too, where a better-known worse rank needs them."""
+    children = tuple(
+        {rank: below.get(rank, (0.0, -1)) for rank in range(1 + max(below, default=-1))} for below in trie.children
+    )
+    return replace(trie, children=children, consecutive=True)
 
 
 def _independent(table: AcceptanceTable) -> AcceptanceTrie:

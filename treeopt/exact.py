@@ -17,6 +17,7 @@ certificate
     ``f_k + sum_i p(s_i | s_k) h_i - h_k <= bound * L_k`` with a design's own occupancy and the h cancel.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ from treeopt.errors import SearchError
 from treeopt.markov import Evaluation, evaluate, expected_tokens, transition_row
 from treeopt.types import LatencyProfile, SparseTree
 
-__all__ = ["ExactResult", "exact_trees"]
+__all__ = ["ExactResult", "exact_trees", "free_guess_trees"]
 
 Floats = npt.NDArray[np.float64]
 Path = tuple[int, ...]
@@ -127,6 +128,36 @@ def exact_trees(
     return _policy_iteration(trie, _run_sizes(budget, latency), latency, progress)
 
 
+def free_guess_trees(trie: AcceptanceTrie, budget: int, depth: int) -> tuple[Floats, Callable[[int], SparseTree]]:
+    """Find the best tree of every size for guesses that cost no tokens (e = 0): there is one state and no chain.
+
+    Parameters
+    ----------
+    trie : AcceptanceTrie
+        The acceptance model; its tokens per prompt token must be 0.
+    budget : int
+        Largest size, tokens.
+    depth : int
+        Largest depth, at most m.
+
+    Returns
+    -------
+    expected_tokens : ndarray, shape (budget,)
+        ``f`` of the best tree of at most 1, 2, .. budget tokens; its increments are what one more token is worth.
+    tree : callable
+        ``tree(num_tokens)`` reads the best tree of at most that many tokens.
+
+    Raises
+    ------
+    SearchError
+        When guesses cost tokens.
+    """
+    if trie.tokens_per_prompt_token:
+        raise SearchError("tokens_per_prompt_token: is above 0; trees without states need guesses that cost no tokens")
+    inner = _Inner(trie, np.zeros(trie.num_distances + 1), depth, budget)
+    return inner.values_at(np.arange(1, budget + 1)), inner.tree
+
+
 def _best_common_size(
     trie: AcceptanceTrie, budget: int, latency: LatencyProfile, progress: Callable[[str], None] | None
 ) -> ExactResult:
@@ -155,6 +186,7 @@ def _policy_iteration(
     root_only = SparseTree.from_prompt_tokens({(): 0 if trie.tokens_per_prompt_token else m})
     actions = [_action(trie, sizes, root_only) for _ in range(m + 1)]
     seen: set[tuple[tuple[SparseTree, float], ...]] = set()
+    solved: dict[int, _Inner] = {}
     while True:
         design = tuple((action.tree, action.duration) for action in actions)
         if design in seen:
@@ -169,7 +201,10 @@ def _policy_iteration(
         for k in range(m + 1):
             if progress is not None:
                 progress(f"iteration {len(seen)}, state {k} of {m}")
-            inner = _Inner(trie, scaled, k, budget)
+            if trie.tokens_per_prompt_token or k not in solved:
+                # Without prompt tokens every node leads to state m, where h is 0: the inner problem never changes.
+                solved[k] = _Inner(trie, scaled, k, budget)
+            inner = solved[k]
             worth = inner.values_at(sizes.tokens)
             bound = max(bound, float(((worth - scaled[k]) / sizes.duration).max()))
             better = _improve(inner, worth - gain * sizes.duration, sizes, actions[k], gain, margin)
@@ -239,7 +274,7 @@ class _Inner:
         self.best: dict[int, Floats] = {}
         for node in range(len(trie.depths) - 1, -1, -1):
             if trie.depths[node] < min(state, budget):
-                self.best[node] = self._stages(node)[-1].max(axis=0)
+                self.best[node] = self._finished(self._stages(node)).max(axis=0)
 
     def values_at(self, num_tokens: npt.NDArray[np.int64]) -> Floats:
         """Return ``W_k[b]`` for passes of these sizes."""
@@ -257,17 +292,38 @@ class _Inner:
         return own
 
     def _stages(self, node: int) -> list[Floats]:
-        """Best values as ranks are offered one by one; each of shape (choices, tokens + 1), the last is the answer."""
-        children = self.trie.children[node].values()
-        useful = int(self.cost[-1]) + sum(len(self._below(child)) for _, child in children)
+        """Best values as ranks are offered one by one; each of shape (choices, tokens + 1).
+
+        A rank may be left out, unless ranks are consecutive: then stage i holds exactly the first i ranks.
+        """
+        children = self.trie.children[node]
+        useful = int(self.cost[-1]) + sum(len(self._below(child)) for _, child in children.values())
         stages = [self._own(min(useful, self.budget - 1 - self.trie.depths[node]))]
-        for share, child in children:
-            stages.append(_with_child(stages[-1], *self._offer(share, child)))
+        for most, (share, child) in zip(self._most_tokens(node, stages[0].shape[1]), children.values(), strict=True):
+            with_child = _with_child(stages[-1], *self._offer(share, child, most))
+            stages.append(with_child if self.trie.consecutive else np.maximum(stages[-1], with_child))
         return stages
 
-    def _offer(self, share: float, child: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    def _finished(self, stages: list[Floats]) -> Floats:
+        """Values once no more ranks are offered."""
+        return np.maximum.reduce(stages) if self.trie.consecutive else stages[-1]
+
+    def _most_tokens(self, node: int, length: int) -> list[int]:
+        """Return the tokens worth offering to each child: a better guess of the same kind gets at least as many.
+
+        Were it not so, the two children could exchange what hangs below them and gain.
+        """
+        better: dict[int, list[float]] = {}
+        most = []
+        for share, child in self.trie.children[node].values():
+            before = better.setdefault(child, [])
+            most.append(max(1, (length - 1) // (1 + bisect_right(before, -share))))
+            insort(before, -share)
+        return most
+
+    def _offer(self, share: float, child: int, most: int) -> tuple[Floats, npt.NDArray[np.int64]]:
         """Return what a child adds, shape (choices, options), and the tokens each takes: only sizes that pay."""
-        below = self._below(child)
+        below = self._below(child)[:most]
         pays = np.concatenate(([0], 1 + np.flatnonzero(below[1:] > below[:-1])))
         added = share * (1.0 + below[pays] - self.values[self.held][:, None])
         return added, 1 + pays
@@ -275,7 +331,7 @@ class _Inner:
     def tree(self, num_tokens: int) -> SparseTree:
         """Read the best tree of at most ``num_tokens`` tokens back from the values."""
         prompt_tokens: dict[Path, int] = {}
-        memo: dict[int, list[Floats]] = {}
+        memo: dict[int, tuple[list[Floats], list[int]]] = {}
         pending: list[tuple[Path, int, int]] = [((), 0, num_tokens - 1)]
         while pending:
             path, node, left = pending.pop()
@@ -283,18 +339,22 @@ class _Inner:
                 prompt_tokens[path] = self._leaf_choice(left)
                 continue
             if node not in memo:
-                memo[node] = self._stages(node)
-            stages = memo[node]
+                stages = self._stages(node)
+                memo[node] = stages, self._most_tokens(node, stages[0].shape[1])
+            stages, most = memo[node]
             left = min(left, stages[-1].shape[1] - 1)
-            choice = int(stages[-1][:, left].argmax())  # the first, so the fewest prompt tokens
+            choice = int(self._finished(stages)[:, left].argmax())  # the first, so the fewest prompt tokens
             prompt_tokens[path] = int(self.held[choice])
             children = list(self.trie.children[node].items())
-            for place in range(len(children) - 1, -1, -1):
+            offered = len(children)
+            if self.trie.consecutive:
+                offered = int(np.argmax([stage[choice, left] for stage in stages]))
+            for place in range(offered - 1, -1, -1):
                 rank, (share, child) = children[place]
                 value = stages[place + 1][choice, left]
-                if stages[place][choice, left] == value:
+                if not self.trie.consecutive and stages[place][choice, left] == value:
                     continue
-                added, taken = self._offer(share, child)
+                added, taken = self._offer(share, child, most[place])
                 fits = taken <= left
                 reached = stages[place][choice, left - taken[fits]] + added[choice, fits]
                 option = int(np.flatnonzero(reached == value)[0])
@@ -308,7 +368,7 @@ class _Inner:
 
 
 def _with_child(values: Floats, added: Floats, taken: npt.NDArray[np.int64]) -> Floats:
-    """Max-plus convolution: for every number of tokens, the better of no child and each option of a child.
+    """Max-plus convolution: for every number of tokens, the best option of a child; -inf where none fits.
 
     Parameters
     ----------
@@ -321,12 +381,14 @@ def _with_child(values: Floats, added: Floats, taken: npt.NDArray[np.int64]) -> 
     """
     choices, length = values.shape
     taken = taken[taken < length]
-    best = values.copy()
+    best = np.full_like(values, -np.inf)
     if not len(taken):
         return best
     reach = int(taken[-1])
     padded = np.concatenate((np.full((choices, reach), -np.inf), values), axis=1)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, length, axis=1)
+    # windows[c, s] is padded[c, s : s + length], without a copy.
+    strides = (padded.strides[0], padded.strides[1], padded.strides[1])
+    windows = np.lib.stride_tricks.as_strided(padded, (choices, reach + 1, length), strides, writeable=False)
     width = max(1, _CHUNK // (choices * length))
     for start in range(0, len(taken), width):
         part = slice(start, start + width)
