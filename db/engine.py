@@ -79,7 +79,7 @@ def _check_file(path: Path) -> None:
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # type: ignore[attr-defined]  # the driver opens no transactions of its own
+    connection.isolation_level = None  # the driver opens no transactions of its own
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA foreign_keys = ON")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from treeopt.errors import DatabaseError
 
@@ -37,9 +37,9 @@ def database_url(flag: str | None = None, environ: Mapping[str, str] | None = No
             raise DatabaseError(
                 "database: the default folder needs the platformdirs package: pip install 'treeopt[profile]'"
             ) from error
-        return f"sqlite:///{user_data_path('treeopt', appauthor=False) / 'treeopt.db'}"
+        return _file_url(user_data_path("treeopt", appauthor=False) / "treeopt.db")
     if "://" not in chosen:
-        return f"sqlite:///{Path(chosen).expanduser().absolute()}"
+        return _file_url(Path(chosen).expanduser().absolute())
     if chosen.startswith("sqlite") and sqlite_path(chosen) is None:
         raise DatabaseError(f"--db: {chosen!r} is a database in memory, lost with the command; give a file")
     if urlsplit(chosen).scheme.partition("+")[0] not in ("sqlite", "postgresql", "postgres"):
@@ -47,6 +47,10 @@ def database_url(flag: str | None = None, environ: Mapping[str, str] | None = No
             f"--db: {urlsplit(chosen).scheme!r} is not supported; use sqlite:///FILE or postgresql://.."
         )
     return "postgresql" + chosen.removeprefix("postgres") if chosen.startswith("postgres://") else chosen
+
+
+def _file_url(path: Path) -> str:
+    return "sqlite:///" + quote(str(path), safe="/:\\")
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -62,7 +66,7 @@ def sqlite_path(url: str) -> Path | None:
     scheme, _, rest = url.partition("://")
     if not scheme.startswith("sqlite") or not rest.startswith("/"):
         return None
-    name = unquote(rest[1:].partition("?")[0]) if "%" in rest or "?" in rest else rest[1:]
+    name = unquote(rest[1:].partition("?")[0])
     return Path(name) if name and name != ":memory:" else None
 
 

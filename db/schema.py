@@ -17,6 +17,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.exc import OperationalError
 
 from db.engine import connect, database_errors, name_of
 from db.tables import Base
@@ -148,7 +149,7 @@ def upgrade(engine: Engine) -> str:
         _refuse(engine, schema)
         if schema.state is State.OLDER:
             back_up(engine, path.with_name(f"{path.name}.{schema.revision}.bak"))
-        _use_write_ahead_log(engine)
+        _outside_transactions(engine, "PRAGMA journal_mode = WAL")
     with database_errors(engine), engine.execution_options(treeopt_write=True).begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CREATION_LOCK})
@@ -166,16 +167,15 @@ def _make_folder(folder: Path) -> None:
         raise DatabaseError(f"{folder}: cannot be made ({error.strerror}); give another file with --db") from error
 
 
-def _use_write_ahead_log(engine: Engine) -> None:
-    """Switch the journal, which stays switched; outside any transaction, as SQLite wants it."""
+def _outside_transactions(engine: Engine, *statements: str) -> None:
+    """Run what SQLite allows only outside transactions: changing the journal (which stays changed), and VACUUM."""
     with database_errors(engine):
         raw = engine.raw_connection()
         try:
-            raw.cursor().execute("PRAGMA journal_mode = WAL")
+            for statement in statements:
+                raw.cursor().execute(statement).fetchall()  # type: ignore[attr-defined]
         except sqlite3.Error as error:
-            raise DatabaseError(
-                f"{name_of(engine)}: {error}; check that file and folder can be written, or give another with --db"
-            ) from error
+            raise OperationalError(statement, None, error) from error
         finally:
             raw.close()
 
@@ -244,10 +244,9 @@ def _dump_postgresql(engine: Engine, target: Path) -> None:
 
 def vacuum(engine: Engine) -> None:
     """Give room of deleted rows back."""
+    if engine.dialect.name == "sqlite":
+        _outside_transactions(engine, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
+        return
     with database_errors(engine), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if engine.dialect.name == "sqlite":
-            connection.exec_driver_sql("VACUUM")
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        else:
-            for table in Base.metadata.sorted_tables:
-                connection.exec_driver_sql(f"VACUUM ANALYZE {table.name}")
+        for table in Base.metadata.sorted_tables:
+            connection.exec_driver_sql(f"VACUUM ANALYZE {table.name}")

@@ -119,29 +119,26 @@ def blockers(seen: Observation, policy: IdlePolicy, now: datetime) -> tuple[str,
     reasons = []
     if policy.hours is not None and not policy.hours.holds(now):
         reasons.append(f"outside the hours {policy.hours.start:%H:%M}-{policy.hours.end:%H:%M}")
-    checks = (
-        (seen.foreign_cpu, lambda v: v <= policy.max_foreign_cpu, "other processes use {:.0%} of the processors"),
-        (seen.foreign_gpu_processes, lambda v: v == 0, "{} other process(es) compute on the GPU"),
-        (seen.gpu_utilisation, lambda v: v <= policy.max_gpu_utilisation, "the GPU is {:.0%} busy"),
-        (seen.free_bytes, lambda v: v >= policy.min_free_bytes, "only {} bytes of memory are free"),
-        (seen.on_mains, lambda v: v or not policy.need_mains, "on battery"),
+    looked = (
+        ("the use of the processors by others", seen.foreign_cpu),
+        ("whether other processes compute on the GPU", seen.foreign_gpu_processes),
+        ("the GPU's utilisation", seen.gpu_utilisation),
+        ("the free memory", seen.free_bytes),
+        ("the power source", seen.on_mains),
     )
-    for value, fine, text in checks:
-        if value is None:
-            if not policy.allow_unknown:
-                reasons.append(f"{UNKNOWN[text]} is unknown on this device (allow it with --allow-unknown)")
-        elif not fine(value):
-            reasons.append(text.format(value).replace("%", " %"))
+    if not policy.allow_unknown:
+        reasons += [f"{what} is unknown (accept it with --allow-unknown)" for what, value in looked if value is None]
+    if seen.foreign_cpu is not None and seen.foreign_cpu > policy.max_foreign_cpu:
+        reasons.append(f"other processes use {100 * seen.foreign_cpu:.0f} % of the processors")
+    if seen.foreign_gpu_processes:
+        reasons.append(f"{seen.foreign_gpu_processes} other process(es) compute on the GPU")
+    if seen.gpu_utilisation is not None and seen.gpu_utilisation > policy.max_gpu_utilisation:
+        reasons.append(f"the GPU is {100 * seen.gpu_utilisation:.0f} % busy")
+    if seen.free_bytes is not None and seen.free_bytes < policy.min_free_bytes:
+        reasons.append(f"only {seen.free_bytes // MIB} MiB of memory are free")
+    if seen.on_mains is False and policy.need_mains:
+        reasons.append("on battery")
     return tuple(reasons)
-
-
-UNKNOWN = {
-    "other processes use {:.0%} of the processors": "the use of the processors by others",
-    "{} other process(es) compute on the GPU": "whether other processes compute on the GPU",
-    "the GPU is {:.0%} busy": "the GPU's utilisation",
-    "only {} bytes of memory are free": "the free memory",
-    "on battery": "the power source",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ module brings the two together without starting CUDA.
 """
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def nvml_session(nvml: Any = None) -> Iterator[Any]:
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = importlib.import_module("pynvml")
         except ImportError as error:
             raise DeviceError(
                 "device: reading NVIDIA cards needs the nvidia-ml-py package: pip install 'treeopt[profile]'"
