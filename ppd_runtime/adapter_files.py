@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treeopt.errors import DocumentError
 
-__all__ = ["CONFIG_NAME", "TENSOR_NAME", "WEIGHTS_NAME", "read_adapter", "write_adapter"]
+__all__ = ["CONFIG_NAME", "TENSOR_NAME", "WEIGHTS_NAME", "read_adapter", "write_adapter", "write_bytes"]
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -42,15 +42,27 @@ def write_adapter(folder: Path, config: Mapping[str, object], flat: Tensor) -> N
     """
     weights = safetensors.torch.save({TENSOR_NAME: flat}, metadata={"format": "pt"})
     text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+    write_bytes(weights, folder / WEIGHTS_NAME)
+    write_bytes(text.encode("utf-8"), folder / CONFIG_NAME)
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Replace a file as a whole: written under a temporary name beside it, then renamed.
+
+    Raises
+    ------
+    DocumentError
+        When it cannot be written; what was there before stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in ((WEIGHTS_NAME, weights), (CONFIG_NAME, text.encode("utf-8"))):
-            temporary = folder / f".{name}.{os.getpid()}"
-            temporary.write_bytes(content)
-            temporary.replace(folder / name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise DocumentError(
-            f"{folder}: cannot be written ({error.strerror or error}); free space or choose another"
+            f"{path}: cannot be written ({error.strerror or error}); free space or choose another"
         ) from error
 
 

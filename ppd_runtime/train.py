@@ -251,7 +251,7 @@ def train_steps(
     with group_attention(loaded.model, size) if loaded.model.device.type == "cpu" else nullcontext():
         for step in range(state.step, plan.num_steps):
             chosen = _texts_of_step(plan, len(texts), step)[rank::num_processes]
-            embeddings = state.embeddings.to(loaded.device).requires_grad_(True)
+            embeddings = state.embeddings.detach().clone().to(loaded.device).requires_grad_(True)
             loss = 0.0
             for place, index in chosen:
                 part = _text_loss(loaded, plan, texts[index], embeddings, _generator(plan, step, place))
