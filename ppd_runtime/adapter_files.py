@@ -72,7 +72,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, object], Tensor]:
     Parameters
     ----------
     folder : Path
-        Holds ``adapter_config.json`` and ``adapter_model.safetensors``; a pickled ``adapter_model.bin`` is never opened.
+        Holds ``adapter_config.json`` and ``adapter_model.safetensors``; a pickled file is never opened.
 
     Returns
     -------

@@ -203,7 +203,8 @@ def _blockwise_attention(
     own_mask = attention_mask[0, 0, :group_size, num_text : num_text + group_size]
     text_mask = attention_mask[0, 0, ::group_size, :num_text][:, None, :]
     scores = torch.cat([text_scores + text_mask, own_scores + own_mask], dim=-1)
-    weights = torch.softmax(scores.float(), dim=-1).to(query.dtype)
+    work = torch.promote_types(query.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=work).to(query.dtype)
     text_weights = weights[..., :num_text].reshape(kv_heads, repeats * num_rows, num_text)
     text_part = (text_weights @ value[0, :, :num_text].detach()).view(kv_heads, repeats, groups, group_size, head_dim)
     output = text_part + weights[..., num_text:] @ own_value

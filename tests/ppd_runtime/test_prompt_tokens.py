@@ -170,7 +170,7 @@ def test_prompt_tokens_of_another_model_are_refused(tmp_path: Path) -> None:
     save_prompt_tokens(tokens, tmp_path)
     with pytest.raises(ModelError, match="trained for right/model with hidden size 8, other/model has 16"):
         load_prompt_tokens(tmp_path, hidden_size=16, base_model="other/model")
-    with pytest.raises(ModelError, match="digest aaaaaaaaaaaa.*other/model has digest bbbbbbbbbbbb"):
+    with pytest.raises(ModelError, match=r"digest aaaaaaaaaaaa.*other/model has digest bbbbbbbbbbbb"):
         load_prompt_tokens(tmp_path, hidden_size=8, base_model="other/model", base_digest="b" * 64)
     load_prompt_tokens(tmp_path, hidden_size=8, base_digest="a" * 64)
     check_base_model(PromptTokens(torch.zeros(3, 1, 8), "ensemble", "unknown"), hidden_size=8, base_digest="b" * 64)
