@@ -14,7 +14,7 @@ from treeopt.errors import InvalidValueError
 from treeopt.markov import Evaluation, evaluate_design, exit_probabilities, path_probabilities
 from treeopt.types import SparseTree, TreeDesign
 
-__all__ = ["describe_design", "draw_design"]
+__all__ = ["checked_states", "counted", "describe_design", "draw_design"]
 
 Path = tuple[int, ...]
 
@@ -65,7 +65,7 @@ def describe_design(
     evaluation = None if trie is None else evaluate_design(trie, design)
     first_with: dict[SparseTree, int] = {}
     described = []
-    wanted = _checked_states(design, states)
+    wanted = checked_states(design, states)
     for k, tree in enumerate(design.trees):
         first = first_with.setdefault(tree, k)
         if k not in wanted:
@@ -106,12 +106,19 @@ def _describe_nodes(tree: SparseTree, trie: AcceptanceTrie | None) -> list[dict[
     return nodes
 
 
-def _checked_states(design: TreeDesign, states: Sequence[int] | None) -> list[int]:
+def checked_states(design: TreeDesign, states: Sequence[int] | None) -> list[int]:
+    """Return the states wanted, sorted; all of the design's for None.
+
+    Raises
+    ------
+    InvalidValueError
+        When the design has no such state.
+    """
     known = range(design.num_distances + 1)
     for state in states or ():
         if state not in known:
             raise InvalidValueError("state", f"must be 0 to {design.num_distances} for this design, not {state}")
-    return list(known if states is None else states)
+    return sorted(set(known if states is None else states))
 
 
 def draw_design(
@@ -160,7 +167,7 @@ def draw_design(
     glyphs = _ASCII if ascii_only else _UNICODE
     evaluation = None if trie is None else evaluate_design(trie, design)
     groups: dict[tuple[SparseTree, int], list[int]] = {}
-    for k in sorted(set(_checked_states(design, states))):
+    for k in checked_states(design, states):
         groups.setdefault((design.trees[k], design.pass_tokens[k]), []).append(k)
     blocks = []
     for members in groups.values():
@@ -174,12 +181,12 @@ def _headline(design: TreeDesign, members: list[int], evaluation: Evaluation | N
     k = members[0]
     tree, e = design.trees[k], design.tokens_per_prompt_token
     size = tree.size(e)
-    parts = ["root", _counted(tree.num_candidates, "candidate")]
+    parts = ["root", counted(tree.num_candidates, "candidate")]
     if e:
-        parts.append(("" if e == 1 else f"{e} x ") + _counted(tree.num_prompt_tokens, "prompt token"))
-    notes = [f"{_counted(size, 'token')} = {' + '.join(parts)}; depth {tree.depth}"]
+        parts.append(("" if e == 1 else f"{e} x ") + counted(tree.num_prompt_tokens, "prompt token"))
+    notes = [f"{counted(size, 'token')} = {' + '.join(parts)}; depth {tree.depth}"]
     if design.pass_tokens[k] > size:
-        notes.append(f"padded to {_counted(design.pass_tokens[k], 'token')}, the cheapest pass measured that holds it")
+        notes.append(f"padded to {counted(design.pass_tokens[k], 'token')}, the cheapest pass measured that holds it")
     if e == 0:
         notes.append(f"no prompt tokens needed: every node has all {design.num_distances} guesses for free")
     if evaluation is not None:
@@ -189,7 +196,14 @@ def _headline(design: TreeDesign, members: list[int], evaluation: Evaluation | N
     return [name, *(line for text in notes for line in textwrap.wrap(text, _WIDTH - 2, initial_indent="  "))]
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the right number.
+
+    Examples
+    --------
+    >>> counted(1, "token"), counted(4, "token")
+    ('1 token', '4 tokens')
+    """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -9,8 +9,11 @@ import sys
 import typer
 
 from treeopt._version import __version__
+from treeopt.cli.compare import compare
 from treeopt.cli.evaluate import evaluate
 from treeopt.cli.search import search
+from treeopt.cli.show import show
+from treeopt.cli.sweep import sweep
 from treeopt.cli.tables import tables
 from treeopt.errors import TreeOptError
 
@@ -40,6 +43,9 @@ def _root(
 app.command("search")(search)
 app.command("evaluate")(evaluate)
 app.command("tables")(tables)
+app.command("show")(show)
+app.command("compare")(compare)
+app.command("sweep")(sweep)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What the commands share: the options that mean the same everywhere, progress on stderr, JSON on stdout."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,13 @@ __all__ = [
     "AcceptanceModel",
     "AsJson",
     "Budget",
+    "Budgets",
+    "FigureOut",
     "Latency",
     "Seed",
     "note",
     "one_of",
+    "parse_budgets",
     "print_json",
     "progress_bar",
 ]
@@ -46,6 +50,24 @@ Latency = Annotated[
     str | None, typer.Option("--latency", metavar="FILE", help="Latency profile: maximise tokens per second with it.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of whatever is drawn at random.")]
+Budgets = Annotated[
+    str,
+    typer.Option(
+        "--budgets",
+        metavar="LIST",
+        help="Budgets, as in 8,16,32 or 1-128 or 4-64:4 (every fourth).",
+        callback=lambda value: _checked_budgets(value),
+    ),
+]
+FigureOut = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write a picture to this file: .png, .svg or .pdf.",
+        callback=lambda value: _picture_file(value),
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 _QUIET_S = 1.0
@@ -57,6 +79,44 @@ def one_of(value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise typer.BadParameter(f"must be {' or '.join(choices)}, not {value!r}")
     return value
+
+
+def parse_budgets(text: str) -> list[int]:
+    """Read a list of budgets: numbers, ranges and ranges with a step, separated by commas; sorted, each once.
+
+    Raises
+    ------
+    typer.BadParameter
+        When it is no such list, or a budget is out of range.
+
+    Examples
+    --------
+    >>> parse_budgets("1-4,8,16-32:8")
+    [1, 2, 3, 4, 8, 16, 24, 32]
+    """
+    budgets: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*", part)
+        if match is None:
+            raise typer.BadParameter(f"{part!r} is no budget; write a list such as 8,16,32 or 1-128 or 4-64:4")
+        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if not 1 <= low <= high <= MAX_BUDGET:
+            raise typer.BadParameter(f"{part!r}: budgets go upwards from 1 to {MAX_BUDGET} tokens")
+        if step < 1:
+            raise typer.BadParameter(f"{part!r}: the step must be at least 1")
+        budgets.update(range(low, high + 1, step))
+    return sorted(budgets)
+
+
+def _checked_budgets(text: str) -> str:
+    parse_budgets(text)
+    return text
+
+
+def _picture_file(path: str | None) -> str | None:
+    if path is not None and not path.lower().endswith((".png", ".svg", ".pdf")):
+        raise typer.BadParameter(f"must end in .png, .svg or .pdf, not {path!r}")
+    return path
 
 
 def print_json(document: dict[str, Any]) -> None:
