@@ -26,6 +26,7 @@ __all__ = [
     "find_profile",
     "finish_profile",
     "forget_profile",
+    "get_profile",
     "list_profiles",
     "open_profile",
     "record_point",
@@ -184,6 +185,7 @@ def open_profile(
 
 
 def _row(session: Session, engine: Engine, profile_id: int) -> ProfileRow:
+    """Return a row, locked until the transaction ends (SQLite's writers have the whole file)."""
     row: ProfileRow | None = session.scalar(_query().where(ProfileRow.id == profile_id).with_for_update())
     if row is None:
         raise DatabaseError(f"{name_of(engine)}: profile {profile_id} is gone; start the measurement again")
@@ -339,6 +341,18 @@ def list_profiles(
         query = query.join(DeviceRow).where(DeviceRow.instance_digest == instance_digest)
     with reading(engine) as session:
         return tuple(_stored(row) for row in session.scalars(query))
+
+
+def get_profile(engine: Engine, profile_id: int) -> StoredProfile:
+    """Return a profile by its row.
+
+    Raises
+    ------
+    DatabaseError
+        When it was forgotten.
+    """
+    with reading(engine) as session:
+        return _stored(_row(session, engine, profile_id))
 
 
 SHORTEST_PREFIX = 4

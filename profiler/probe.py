@@ -47,7 +47,7 @@ def foreign_share(before: CpuTimes, after: CpuTimes) -> float:
 
 def read_cpu_times() -> CpuTimes:
     """Read the processor times: all that is not idle is busy, what a hypervisor steals included."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     times = psutil.cpu_times()
     idle_s = times.idle + getattr(times, "iowait", 0.0)

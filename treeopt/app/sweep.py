@@ -137,7 +137,7 @@ def sweep_figure(
     name = "best: no speculation" if best.no_speculation else f"best: {best.speedup:.3f}× at {best.budget}"
     one_size = [point for point in points if point.one_size_speedup is not None]
     curves = [
-        Curve("each state its size", budgets, [point.speedup or 0.0 for point in points]),
+        Curve("each state its size", budgets, [point.speedup or 0.0 for point in points], stairs=True),
         Curve(
             "one size for all",
             [point.budget for point in one_size],
