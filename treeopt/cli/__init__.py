@@ -10,6 +10,7 @@ import typer
 
 from treeopt._version import __version__
 from treeopt.cli.compare import compare
+from treeopt.cli.convert import export, import_
 from treeopt.cli.evaluate import evaluate
 from treeopt.cli.search import search
 from treeopt.cli.show import show
@@ -46,6 +47,8 @@ app.command("tables")(tables)
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("sweep")(sweep)
+app.command("export")(export)
+app.command("import")(import_)
 
 
 def main() -> None:

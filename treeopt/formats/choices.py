@@ -1,7 +1,7 @@
 """Static trees as lists of rank paths: ``[[0], [0, 0], [1], ..]``.
 
 Medusa calls them ``medusa_choices`` (Hydra shares them), EAGLE-1 ``choices``, TensorRT-LLM ``eagle_choices``. The root
-is not listed. Guesses cost no tokens there, so a design has one tree that matters, and every node carries all m guesses.
+is not listed. Guesses cost no tokens there, so one tree of a design matters, and every node carries all m guesses.
 """
 
 from collections.abc import Iterable, Sequence
