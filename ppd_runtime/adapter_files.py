@@ -4,7 +4,6 @@ Only shapes and formats are checked here; `ppd_runtime.prompt_tokens` gives them
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from treeopt.artifact import write_bytes
 from treeopt.errors import DocumentError
 
-__all__ = ["CONFIG_NAME", "TENSOR_NAME", "WEIGHTS_NAME", "read_adapter", "write_adapter", "write_bytes"]
+__all__ = ["CONFIG_NAME", "TENSOR_NAME", "WEIGHTS_NAME", "read_adapter", "write_adapter"]
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -42,28 +42,12 @@ def write_adapter(folder: Path, config: Mapping[str, object], flat: Tensor) -> N
     """
     weights = safetensors.torch.save({TENSOR_NAME: flat}, metadata={"format": "pt"})
     text = json.dumps(config, indent=2, allow_nan=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DocumentError(f"{folder}: cannot be made ({error.strerror or error}); choose another folder") from error
     write_bytes(weights, folder / WEIGHTS_NAME)
     write_bytes(text.encode("utf-8"), folder / CONFIG_NAME)
-
-
-def write_bytes(content: bytes, path: Path) -> None:
-    """Replace a file as a whole: written under a temporary name beside it, then renamed.
-
-    Raises
-    ------
-    DocumentError
-        When it cannot be written; what was there before stays.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DocumentError(
-            f"{path}: cannot be written ({error.strerror or error}); free space or choose another"
-        ) from error
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, object], Tensor]:

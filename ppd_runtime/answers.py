@@ -19,7 +19,7 @@ from ppd_runtime import hf
 from ppd_runtime.models import LoadedModel
 from treeopt.errors import TrainingError
 
-__all__ = ["Text", "answer_cache_path", "encode_prompts", "generate_answers", "read_prompts", "read_texts"]
+__all__ = ["Text", "answer_cache_path", "generate_answers", "read_texts"]
 
 Progress = Callable[[int, int], None]
 
@@ -43,34 +43,6 @@ class Text:
     def num_new_tokens(self) -> int:
         """Tokens after the prompt."""
         return len(self.token_ids) - self.num_prompt_tokens
-
-
-def read_prompts(path: str | os.PathLike[str]) -> list[str]:
-    """Read prompts from a file.
-
-    Parameters
-    ----------
-    path : path
-        Lines of text; or JSON lines that hold a ``prompt``, MT-Bench's ``turns`` (the first is taken) or ShareGPT's
-        ``conversations`` (the first message of the human); or a JSON list of such objects.
-
-    Raises
-    ------
-    TrainingError
-        When the file is missing, empty or holds a record without a prompt; the message names the line.
-    """
-    path = Path(path)
-    prompts = []
-    for place, record in _records(path):
-        prompt = record if isinstance(record, str) else _first_prompt(record)
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise TrainingError(
-                f"{place}: holds no prompt; give a text, or an object with prompt, turns or conversations"
-            )
-        prompts.append(prompt)
-    if not prompts:
-        raise TrainingError(f"{path}: holds no prompts; write one per line")
-    return prompts
 
 
 def read_texts(path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> list[Text]:
@@ -101,39 +73,6 @@ def read_texts(path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase,
     if not texts:
         raise TrainingError(f"{path}: holds no text of more than two tokens; give a longer one")
     return texts
-
-
-def encode_prompts(loaded: LoadedModel, prompts: Sequence[str], *, raw: bool = False) -> list[list[int]]:
-    """Turn prompts into token ids, through the chat template when the model has one.
-
-    Parameters
-    ----------
-    loaded : LoadedModel
-        The model, for its tokenizer.
-    prompts : sequence of str
-        One user message each.
-    raw : bool
-        Take the prompts as they are, without the chat template.
-
-    Raises
-    ------
-    TrainingError
-        When the model comes without a tokenizer.
-    """
-    tokenizer = loaded.tokenizer
-    if tokenizer is None:
-        raise TrainingError(f"model {loaded.name}: comes without a tokenizer; prompts cannot be read")
-    if raw or not getattr(tokenizer, "chat_template", None):
-        return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return [
-        list(
-            tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True)[
-                "input_ids"
-            ]
-        )
-        for chat in chats
-    ]
 
 
 def answer_cache_path(folder: Path, loaded: LoadedModel, *, max_new_tokens: int, temperature: float, seed: int) -> Path:
@@ -323,16 +262,6 @@ def _records(path: Path) -> Iterator[tuple[str, object]]:
             yield place, json.loads(line)
         except json.JSONDecodeError as error:
             raise TrainingError(f"{place}: is not JSON ({error}); correct or remove the line") from error
-
-
-def _first_prompt(record: object) -> object:
-    if not isinstance(record, dict):
-        return None
-    if "prompt" in record:
-        return record["prompt"]
-    if isinstance(record.get("turns"), list) and record["turns"]:
-        return record["turns"][0]
-    return next((text for role, text in _messages(record) if role == "user"), None)
 
 
 def _messages(record: dict[str, object]) -> list[tuple[str, object]]:

@@ -2,26 +2,43 @@
 
 import json
 import os
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
-from ppd_runtime.adapter_files import write_bytes
 from ppd_runtime.train import TrainingPlan, TrainingState
+from treeopt.artifact import write_bytes
 from treeopt.errors import DocumentError, InvalidValueError
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = "ppd-checkpoint/1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """Where a run stands and how it got there.
+
+    Parameters
+    ----------
+    state : TrainingState
+        What the next step starts from.
+    losses : list of float
+        Loss of every step so far, nats.
+    train_s : float
+        Time spent in steps so far, seconds.
+    """
+
+    state: TrainingState
+    losses: list[float]
+    train_s: float = 0.0
 
 
 def save_checkpoint(
     path: str | os.PathLike[str],
     plan: TrainingPlan,
-    state: TrainingState,
-    losses: list[float],
+    now: Checkpoint,
     *,
     model_digest: str,
     data_digest: str,
@@ -34,10 +51,8 @@ def save_checkpoint(
         A ``.safetensors`` file.
     plan : TrainingPlan
         What is being done.
-    state : TrainingState
+    now : Checkpoint
         Where the run stands.
-    losses : list of float
-        Loss of every step so far, nats.
     model_digest, data_digest : str
         What the run trains on; another model or other texts would not continue the same run.
 
@@ -46,22 +61,24 @@ def save_checkpoint(
     DocumentError
         When it cannot be written.
     """
+    state = now.state
     tensors = {"embeddings": state.embeddings, "exp_avg": state.exp_avg, "exp_avg_sq": state.exp_avg_sq}
     record = {
         "format": FORMAT,
         "step": state.step,
         "plan": asdict(plan),
-        "losses": losses,
+        "losses": now.losses,
+        "train_s": now.train_s,
         "model_digest": model_digest,
         "data_digest": data_digest,
     }
     content = safetensors.torch.save(tensors, metadata={"ppd": json.dumps(record)})
-    write_bytes(content, Path(path))
+    write_bytes(content, path)
 
 
 def load_checkpoint(
     path: str | os.PathLike[str], plan: TrainingPlan, *, model_digest: str, data_digest: str
-) -> tuple[TrainingState, list[float]]:
+) -> Checkpoint:
     """Read a checkpoint of exactly this run.
 
     Parameters
@@ -75,10 +92,8 @@ def load_checkpoint(
 
     Returns
     -------
-    state : TrainingState
+    Checkpoint
         Where to go on from.
-    losses : list of float
-        Loss of every step so far.
 
     Raises
     ------
@@ -111,4 +126,4 @@ def load_checkpoint(
     state = TrainingState(
         int(record["step"]), tensors["embeddings"], tensors["exp_avg"], tensors["exp_avg_sq"], last_loss
     )
-    return state, list(record["losses"])
+    return Checkpoint(state, list(record["losses"]), float(record.get("train_s", 0.0)))

@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from ppd_runtime import adapter_files
 from ppd_runtime.prompt_tokens import (
     PromptTokens,
     check_base_model,
@@ -19,6 +18,7 @@ from ppd_runtime.prompt_tokens import (
     random_prompt_tokens,
     save_prompt_tokens,
 )
+from treeopt import artifact
 from treeopt.errors import DocumentError, InvalidValueError, ModelError
 
 
@@ -203,11 +203,10 @@ def test_a_full_disk_keeps_the_files_that_were_there(tmp_path: Path, monkeypatch
     good = random_prompt_tokens(8, 3, seed=1)
     save_prompt_tokens(good, tmp_path)
 
-    def full(path: Path, content: bytes) -> int:
-        Path.open(path, "wb").close()
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(adapter_files.Path, "write_bytes", full)
+    monkeypatch.setattr(artifact.os, "fsync", full)
     with pytest.raises(DocumentError, match="No space left on device"):
         save_prompt_tokens(random_prompt_tokens(8, 3, seed=2), tmp_path)
     assert torch.equal(load_prompt_tokens(tmp_path).embeddings, good.embeddings)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ppd_runtime import hf
 from ppd_runtime.answers import Text, generate_answers
-from ppd_runtime.checkpoint import load_checkpoint, save_checkpoint
+from ppd_runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ppd_runtime.groups import group_logits, text_pass
 from ppd_runtime.losses import distillation_loss
 from ppd_runtime.models import LoadedModel, wrap_model
@@ -131,12 +131,12 @@ def test_a_killed_run_resumes_to_the_same_bits(loaded: LoadedModel, texts: list[
     for state in train_steps(loaded, plan, texts, initial_state(loaded, plan)):
         losses.append(state.loss)
         if state.step == 3:
-            save_checkpoint(path, plan, state, losses, model_digest="m", data_digest="d")
+            save_checkpoint(path, plan, Checkpoint(state, losses, 1.5), model_digest="m", data_digest="d")
         if state.step == 4:
             break  # killed after the checkpoint
-    state, known = load_checkpoint(path, plan, model_digest="m", data_digest="d")
-    assert (state.step, known) == (3, losses[:3])
-    resumed = list(train_steps(loaded, plan, texts, state))[-1]
+    at = load_checkpoint(path, plan, model_digest="m", data_digest="d")
+    assert (at.state.step, at.losses, at.train_s) == (3, losses[:3], 1.5)
+    resumed = list(train_steps(loaded, plan, texts, at.state))[-1]
     assert torch.equal(resumed.embeddings, whole.embeddings)
     assert torch.equal(resumed.exp_avg_sq, whole.exp_avg_sq)
     assert resumed.loss == whole.loss
@@ -232,7 +232,7 @@ def test_a_plan_that_makes_no_sense_is_refused(change: dict[str, object], messag
 
 def test_checkpoints_of_other_runs_and_torn_ones_are_refused(loaded: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
-    save_checkpoint(path, PLAN, initial_state(loaded, PLAN), [], model_digest="m", data_digest="d")
+    save_checkpoint(path, PLAN, Checkpoint(initial_state(loaded, PLAN), []), model_digest="m", data_digest="d")
     with pytest.raises(DocumentError, match="belongs to a run with another learning_rate"):
         load_checkpoint(path, replace(PLAN, learning_rate=1.0), model_digest="m", data_digest="d")
     with pytest.raises(DocumentError, match="belongs to a run with another data_digest"):
