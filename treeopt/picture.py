@@ -7,11 +7,12 @@ path means following the left edge of the tree; line widths and labels are path 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
 from treeopt.acceptance import AcceptanceTrie
@@ -24,6 +25,7 @@ from treeopt.types import SparseTree, TreeDesign
 __all__ = ["design_figure"]
 
 Path = tuple[int, ...]
+Point = tuple[float, float]
 
 # Inches, at full scale. Trees wider than _FULL_WIDTH are drawn with everything on their columns scaled down.
 _COLUMN, _LEVEL = 0.45, 0.53
@@ -37,6 +39,8 @@ _HEADER, _LEGEND = 0.85, 0.5
 _EDGE, _BAND = "#9CC3E0", "#F4F4F2"
 _BEND = [Outline.MOVETO, Outline.CURVE4, Outline.CURVE4, Outline.CURVE4]
 _DPI = 150
+_LONGEST_NAME = 40
+"""Characters of a model's name that the narrowest page has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ def _write_header(
     budget = "" if design.budget is None else f" for a budget of {counted(design.budget, 'token')} per forward pass"
     kind = {"exact": "Best speculation trees", "imported": "Imported speculation trees"}
     title = kind.get(design.method, f"{design.method.capitalize()} speculation trees") + budget
-    parts = [] if model is None else [model]
+    parts = [] if model is None else [model if len(model) <= _LONGEST_NAME else model[:_LONGEST_NAME] + "…"]
     if evaluation is not None and trie is not None:
         parts.append(f"acceptance length {evaluation.acceptance_length:.3f} tokens per step")
         parts.append(f"under the {trie.name} acceptance model")
@@ -144,7 +148,9 @@ def _write_header(
         if design.acceptance_model is not None:
             parts.append(f"under the {design.acceptance_model} acceptance model")
     figure.text(_MARGIN / width, 1 - 0.2 / height, title, size=15, weight="bold", color=INK, va="top")
-    figure.text(_MARGIN / width, 1 - 0.54 / height, "  ·  ".join(parts), size=10, color=GREY, va="top")
+    figure.text(
+        _MARGIN / width, 1 - 0.54 / height, "  ·  ".join(parts), size=10, color=GREY, va="top", parse_math=False
+    )
 
 
 def _set_axes(axes: Axes, box: _Box, column: float, levels: int) -> None:
@@ -189,55 +195,60 @@ def _write_panel_title(axes: Axes, design: TreeDesign, state: int, evaluation: E
 
 
 def _draw_tree(axes: Axes, tree: SparseTree, layout: TreeLayout, trie: AcceptanceTrie | None, scale: float) -> None:
-    reach = dict.fromkeys(layout.column, 0.1)
+    """Draw lines, then markers over them, then texts; each kind at once, since trees may have thousands of nodes."""
+    place = {node.path: (layout.column[node.path], float(node.depth)) for node in tree.nodes}
+    reach = dict.fromkeys(place, 0.1)
     if trie is not None:
-        shares = path_probabilities(trie, tree).tolist()
-        reach = {node.path: share for node, share in zip(tree.nodes, shares, strict=True)}
-    for node in tree.nodes:
-        here = (layout.column[node.path], float(node.depth))
-        if node.path:
-            parent = (layout.column[node.path[:-1]], node.depth - 1.0)
-            _draw_edge(axes, parent, here, _line_width(reach[node.path]) * scale)
-        if node.path in layout.chain:
-            _draw_chain(axes, here, layout.chain[node.path], node.prompt_tokens, scale)
-        _draw_node(axes, here, node.path, scale)
-        if node.path and trie is not None:
+        reach = dict(zip(place, path_probabilities(trie, tree).tolist(), strict=True))
+    chains, prompts = _chain_parts(tree, layout)
+    _draw_lines(axes, chains, ORANGE, [1.1 * scale] * len(chains), zorder=1, linestyle=(0, (2, 1.5)))
+    edges = [Outline(_bend(place[path[:-1]], place[path]), _BEND) for path in place if path]
+    widths = [_line_width(reach[path]) * scale for path in place if path]
+    _draw_lines(axes, edges, _EDGE, widths, zorder=2)
+    _draw_markers(axes, prompts, "D", ORANGE, 7 * scale)
+    _draw_markers(axes, [place[path] for path in place if path], "o", BLUE, 16.5 * scale)
+    _draw_markers(axes, [place[()]], "s", INK, 18 * scale)
+    for path, (x, y) in place.items():
+        text = str(path[-1]) if path else "root"
+        size = (9 if len(text) == 1 else 7.5 if len(text) == 2 else 5.6) * scale
+        axes.text(x, y, text, size=size, color="white", ha="center", va="center_baseline", zorder=4)
+        if path and trie is not None:
             axes.text(
-                here[0], here[1] - 0.385, _percent(reach[node.path]), size=6.6 * scale, color=INK, zorder=4,
-                ha="center", va="center",
+                x, y - 0.385, _percent(reach[path]), size=6.6 * scale, color=INK, ha="center", va="center", zorder=4,
                 bbox={"facecolor": "white", "linewidth": 0, "pad": 0.6 * scale, "alpha": 0.85},
             )  # fmt: skip
 
 
-def _draw_node(axes: Axes, here: tuple[float, float], path: Path, scale: float) -> None:
-    shape, colour, size = ("o", BLUE, 16.5) if path else ("s", INK, 18)
-    axes.plot(
-        [here[0]], [here[1]], marker=shape, color=colour, markersize=size * scale, markeredgecolor="white", zorder=3
-    )
-    text = str(path[-1]) if path else "root"
-    letter = (9 if len(text) == 1 else 7.5 if len(text) == 2 else 5.6) * scale
-    axes.text(here[0], here[1], text, size=letter, color="white", ha="center", va="center_baseline", zorder=4)
+def _chain_parts(tree: SparseTree, layout: TreeLayout) -> tuple[list[Outline], list[Point]]:
+    """Lines and places of all prompt tokens."""
+    lines, places = [], []
+    for node in tree.nodes:
+        if node.path in layout.chain:
+            column, top = layout.chain[node.path], float(node.depth)
+            here = (layout.column[node.path], top)
+            bend = _bend(here, (column, top + 1))
+            lines.append(Outline([*bend, (column, top + node.prompt_tokens)], [*_BEND, Outline.LINETO]))
+            places += [(column, top + i) for i in range(1, node.prompt_tokens + 1)]
+    return lines, places
 
 
-def _draw_chain(axes: Axes, here: tuple[float, float], column: float, count: int, scale: float) -> None:
-    first = (column, here[1] + 1)
-    last = (column, here[1] + count)
-    outline = Outline([*_bend(here, first), last], [*_BEND, Outline.LINETO])
-    axes.add_patch(
-        PathPatch(outline, facecolor="none", edgecolor=ORANGE, linewidth=1.1 * scale, linestyle=(0, (2, 1.5)), zorder=1)
+def _draw_lines(axes: Axes, outlines: list[Outline], colour: str, widths: list[float], **style: Any) -> None:
+    axes.add_collection(
+        PathCollection(
+            outlines, facecolors="none", edgecolors=colour, linewidths=widths, transform=axes.transData, **style
+        ),
+        autolim=False,
     )
+
+
+def _draw_markers(axes: Axes, places: list[Point], marker: str, colour: str, size: float) -> None:
     axes.plot(
-        [column] * count, [here[1] + i for i in range(1, count + 1)], linestyle="none", marker="D", color=ORANGE,
-        markersize=7 * scale, markeredgecolor="white", markeredgewidth=0.8 * scale, zorder=3,
+        [x for x, _ in places], [y for _, y in places], linestyle="none", marker=marker, color=colour,
+        markersize=size, markeredgecolor="white", markeredgewidth=min(1.0, size / 10), zorder=3,
     )  # fmt: skip
 
 
-def _draw_edge(axes: Axes, parent: tuple[float, float], child: tuple[float, float], width: float) -> None:
-    outline = Outline(_bend(parent, child), _BEND)
-    axes.add_patch(PathPatch(outline, facecolor="none", edgecolor=_EDGE, linewidth=width, capstyle="butt", zorder=2))
-
-
-def _bend(start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
+def _bend(start: Point, end: Point) -> list[Point]:
     """Leave sideways, arrive from straight above: lines to farther nodes pass above the labels of nearer ones."""
     (x0, y0), (x1, y1) = start, end
     return [(x0, y0), (x0, y0 + 0.34), (x1, y0 + 0.08), (x1, y1)]
@@ -251,7 +262,9 @@ def _line_width(share: float) -> float:
 def _percent(share: float) -> str:
     """Two digits, in per cent, in at most five characters."""
     value = 100 * share
-    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.095 else f"{value:.2f}" if value else "0"
+    if 0 < value < 0.005:
+        return "<0.01"
+    return f"{value:.0f}" if value >= 9.95 or value == 0 else f"{value:.1f}" if value >= 0.095 else f"{value:.2f}"
 
 
 def _add_legend(figure: Figure, design: TreeDesign, trie: AcceptanceTrie | None) -> None:

@@ -64,6 +64,8 @@ class Curve:
         A band around the curve.
     style : int
         Colour, marker and dashes, 0 to 3.
+    stairs : bool
+        Whether y keeps its value up to the next x.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     style: int = 0
+    stairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def curves_figure(title: str, subtitle: str, panels: Sequence[Panel], x_label: s
         height = header + len(panels) * _PANEL_HEIGHT_IN + _FOOTER_IN
         figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
         figure.text(0.14 / _WIDTH_IN, 1 - 0.16 / height, title, size=12.5, weight="bold", color=INK, va="top")
-        figure.text(0.14 / _WIDTH_IN, 1 - 0.46 / height, subtitle, size=9, color=GREY, va="top")
+        figure.text(0.14 / _WIDTH_IN, 1 - 0.46 / height, subtitle, size=9, color=GREY, va="top", parse_math=False)
         every_x = sorted({x for panel in panels for curve in panel.curves for x in curve.x})
         for i, panel in enumerate(panels):
             bottom = _FOOTER_IN + (len(panels) - 1 - i) * _PANEL_HEIGHT_IN
@@ -168,6 +171,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         few = len(curve.x) <= 24
         axes.plot(
             curve.x, curve.y, color=colour, linestyle=dashes, linewidth=1.8, label=curve.name,
+            drawstyle="steps-post" if curve.stairs else "default",
             marker=marker if few else None, markersize=5.5, markeredgecolor="white", markeredgewidth=0.7,
         )  # fmt: skip
     if panel.mark is not None:
