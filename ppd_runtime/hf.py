@@ -9,7 +9,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    GgufConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from treeopt.errors import ModelError
 
@@ -17,10 +23,13 @@ __all__ = [
     "attention_backend",
     "attention_mask",
     "context_limit",
+    "default_attention",
     "embed_tokens",
     "embedding_size",
     "eos_token_ids",
     "forward_rows",
+    "read_weights",
+    "refuse_backend",
     "refuse_unsupported",
     "sliding_window",
     "text_config",
@@ -114,6 +123,23 @@ def _forward_arguments(model_class: type) -> frozenset[str]:
     return frozenset(inspect.signature(model_class.forward).parameters)
 
 
+def read_weights(source: dict[str, str], *, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """Read a causal language model.
+
+    Parameters
+    ----------
+    source : dict
+        Arguments by which transformers finds a model: ``pretrained_model_name_or_path``, and ``gguf_file`` for GGUF,
+        whose blocks are unpacked to ``dtype`` (transformers would otherwise keep them quantised).
+    dtype : torch.dtype
+        Type of the weights.
+    attention : str
+        Attention backend.
+    """
+    unpack = {"quantization_config": GgufConfig(dequantize=True)} if "gguf_file" in source else {}
+    return AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, attn_implementation=attention, **unpack)
+
+
 def attention_mask(model: PreTrainedModel, mask: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
     """Turn a boolean mask into what the model's attention takes.
 
@@ -170,9 +196,12 @@ def context_limit(config: PretrainedConfig) -> int | None:
     config = text_config(config)
     limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") in ("dynamic", "longrope"):
-            limits.append(parameters.get("original_max_position_embeddings"))
+    # Models whose layer types turn differently have one set of parameters a type.
+    limits += [
+        parameters.get("original_max_position_embeddings")
+        for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict)))
+        if parameters.get("rope_type") in ("dynamic", "longrope")
+    ]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -201,8 +230,29 @@ def attention_backend(model: PreTrainedModel) -> str:
     return str(text_config(model.config)._attn_implementation)
 
 
+def default_attention(config: PretrainedConfig) -> str:
+    """Return the fastest attention backend that takes a tree mask and computes what the model was trained with."""
+    # Gemma 2 caps its attention scores, which torch's fused attention cannot.
+    return "eager" if getattr(text_config(config), "attn_logit_softcapping", None) is not None else "sdpa"
+
+
+def refuse_backend(backend: str, name: str) -> None:
+    """Refuse attention backends that cannot take a tree mask.
+
+    Raises
+    ------
+    ModelError
+        Naming the backends that can.
+    """
+    if backend not in ATTENTION_BACKENDS:
+        raise ModelError(
+            f"model {name}: attention {backend} takes no mask of rows and columns, which a tree needs; "
+            f"load it with attention {' or '.join(ATTENTION_BACKENDS)}"
+        )
+
+
 def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
-    """Refuse models that cannot take a tree, by what their config says.
+    """Refuse models that cannot take a tree, by what their config and class say.
 
     Raises
     ------
@@ -211,17 +261,22 @@ def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
     """
     reason = _unsupported_reason(config)
     if reason is not None:
-        raise ModelError(f"model {name}: {reason}; choose a decoder-only model with full attention and free positions")
+        raise ModelError(f"model {name}: {reason}; choose a decoder-only model with full or sliding-window attention")
 
 
 def _unsupported_reason(config: PretrainedConfig) -> str | None:
     if config.is_encoder_decoder:
         return "it is an encoder-decoder model"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"transformers has no causal language model of type {config.model_type}"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(model_class, "_is_stateful", False):
+        return "it keeps a recurrent state, which a tree's branches cannot share and drop"
     config = text_config(config)
-    attention = getattr(config, "attn_config", None)
-    uses_alibi = getattr(config, "alibi", False) or getattr(attention, "alibi", False)
+    # MPT turns ALiBi on in a part of its config; Bloom has nothing else.
+    uses_alibi = getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False)
     if uses_alibi or config.model_type == "bloom":
-        return "ALiBi derives positions from the order of the tokens in the cache, which a tree does not have"
+        return "ALiBi derives distances from the order of the tokens in the cache, which is not a tree's"
     others = sorted(set(getattr(config, "layer_types", None) or ()) - TREE_LAYER_TYPES)
     if others:
         return f"its layers of type {', '.join(others)} cannot take a tree mask"
