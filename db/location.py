@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from treeopt.errors import DatabaseError
 
-__all__ = ["database_exists", "database_url", "network_file_system", "sqlite_path"]
+__all__ = ["database_exists", "database_url", "default_available", "network_file_system", "sqlite_path"]
 
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "lustre"})
 """Where SQLite's locks cannot be trusted."""
@@ -47,6 +48,12 @@ def database_url(flag: str | None = None, environ: Mapping[str, str] | None = No
             f"--db: {urlsplit(chosen).scheme!r} is not supported; use sqlite:///FILE or postgresql://.."
         )
     return "postgresql" + chosen.removeprefix("postgres") if chosen.startswith("postgres://") else chosen
+
+
+def default_available(flag: str | None = None, environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether `database_url` can answer: a place was given, or the package that knows the default is there."""
+    environ = os.environ if environ is None else environ
+    return bool(flag or environ.get("TREEOPT_DB")) or find_spec("platformdirs") is not None
 
 
 def _file_url(path: Path) -> str:

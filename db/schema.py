@@ -173,7 +173,7 @@ def _outside_transactions(engine: Engine, *statements: str) -> None:
         raw = engine.raw_connection()
         try:
             for statement in statements:
-                raw.cursor().execute(statement).fetchall()  # type: ignore[attr-defined]
+                raw.cursor().execute(statement).fetchall()
         except sqlite3.Error as error:
             raise OperationalError(statement, None, error) from error
         finally:
