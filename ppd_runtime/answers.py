@@ -45,24 +45,26 @@ class Text:
         return len(self.token_ids) - self.num_prompt_tokens
 
 
-def read_texts(path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> list[Text]:
+def read_texts(path: str | os.PathLike[str], loaded: LoadedModel, *, max_tokens: int) -> list[Text]:
     """Read texts to train on as they stand, without the model writing anything.
 
     Parameters
     ----------
     path : path
         A text file (cut into pieces), or JSON lines with ``text`` or ShareGPT's ``conversations``.
-    tokenizer : PreTrainedTokenizerBase
-        Turns text into ids; conversations go through its chat template.
+    loaded : LoadedModel
+        Its tokenizer turns text into ids; conversations go through the chat template.
     max_tokens : int
         Longest piece, tokens; what is longer is cut into several.
 
     Raises
     ------
     TrainingError
-        When the file is missing or empty, or a record holds no text.
+        When the file is missing or empty, a record holds no text, or the model comes without a tokenizer.
     """
-    path = Path(path)
+    path, tokenizer = Path(path), loaded.tokenizer
+    if tokenizer is None:
+        raise TrainingError(f"model {loaded.name}: comes without a tokenizer; texts cannot be read")
     is_text = path.suffix not in (".json", ".jsonl")
     records = [(str(path), _read(path))] if is_text else list(_records(path))
     texts = []

@@ -84,7 +84,7 @@ def group_logits(
     Returns
     -------
     Tensor, shape (groups, m, vocabulary)
-        Logits, averaged over the EPTs of a prompt token, in the model's dtype (float32 when averaged).
+        Logits, averaged over the EPTs of a prompt token, in the model's dtype (float32 or wider when averaged).
     """
     m, num_epts, hidden = embeddings.shape
     num_groups = insertions.shape[0]
@@ -98,7 +98,7 @@ def group_logits(
         cache=DynamicCache([(keys, values) for keys, values in memory]),
     )
     logits = logits.reshape(num_groups, m, num_epts, -1)
-    return logits[:, :, 0] if num_epts == 1 else logits.float().mean(dim=2)
+    return logits[:, :, 0] if num_epts == 1 else logits.to(torch.promote_types(logits.dtype, torch.float32)).mean(dim=2)
 
 
 def group_mask(insertions: Tensor, num_text: int, visibility: Tensor) -> Tensor:

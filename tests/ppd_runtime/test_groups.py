@@ -56,8 +56,7 @@ def test_ensembles_average_logits_under_every_mask(num_epts: int, mask: str) -> 
     together = group_logits(model, embeddings, memory, insertions, mask)
     for group, insertion in enumerate(insertions.tolist()):
         alone = naive_logits(model, embeddings, TEXT, insertion, mask)
-        # Averages are taken in float32, whatever the model computes in.
-        torch.testing.assert_close(together[group].double(), alone, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(together[group], alone, rtol=0, atol=1e-9)
 
 
 def test_the_ensemble_mask_holds_independent_guessers() -> None:
@@ -65,9 +64,9 @@ def test_the_ensemble_mask_holds_independent_guessers() -> None:
     embeddings = random_prompt_tokens(32, 3, 2, std=0.5, seed=4).embeddings
     memory, _ = text_pass(model, TEXT, slice(-1, None))
     insertions = torch.tensor([5])
-    both = group_logits(model, embeddings, memory, insertions, "ensemble").double()
+    both = group_logits(model, embeddings, memory, insertions, "ensemble")
     apart = [group_logits(model, embeddings[:, i : i + 1], memory, insertions) for i in range(2)]
-    torch.testing.assert_close(both, (apart[0] + apart[1]) / 2, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(both, (apart[0] + apart[1]) / 2, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi", "gpt2"])
