@@ -135,9 +135,10 @@ def replay(design: TreeDesign, record: RankRecord, latency: LatencyProfile | Non
     --------
     >>> from treeopt import AcceptanceTable, search
     >>> design = search(AcceptanceTable.from_marginals([[0.6, 0.2], [0.5, 0.1]]), 12)
-    >>> record = RankRecord("toy", "docs", "greedy", 0.0, 2, ((((0, 1), (1, 2), (2, 2))),))
-    >>> replay(design, record).num_steps
-    1
+    >>> record = RankRecord("toy", "docs", "greedy", 0.0, 2, (((0, 0), (0, 2), (2, 2), (1, 2)),))
+    >>> replayed = replay(design, record)
+    >>> replayed.num_tokens, replayed.num_steps
+    (5, 2)
     """
     runs = replay_sequences(design, record)
     steps = np.array([run.steps_per_state for run in runs])

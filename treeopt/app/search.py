@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
 
 from treeopt.app.evaluate import Assessment, assess
-from treeopt.artifact import read_document, read_with_digest
+from treeopt.app.latency_lookup import find_profile, stored_profile
+from treeopt.artifact import document_digest, read_document, read_with_digest, to_document
 from treeopt.bundled import load_acceptance
 from treeopt.errors import SearchError
 from treeopt.search import search
@@ -48,19 +50,51 @@ class SearchReport:
     assessment: Assessment
 
 
-def load_inputs(acceptance: str, latency: str | None) -> Inputs:
-    """Load a table by name or file, and a latency profile from a file.
+def load_inputs(
+    acceptance: str,
+    latency: str,
+    *,
+    context_len: int | None = None,
+    batch_size: int | None = None,
+    db_url: str | None = None,
+) -> tuple[Inputs, str | None]:
+    """Load a table by name or file, and the latency profile that is asked for.
+
+    Parameters
+    ----------
+    acceptance : str
+        Bundled name or file.
+    latency : str
+        ``none``; ``auto`` for the stored profile of this device and the table's model; a file; or the digest, or its
+        beginning, of a stored profile.
+    context_len, batch_size : int, optional
+        What ``auto`` should be near to.
+    db_url : str, optional
+        Database of the stored profiles.
+
+    Returns
+    -------
+    Inputs, str or None
+        And a line to tell people which profile was taken, or why none.
 
     Raises
     ------
-    DocumentError
-        When one of them cannot be read.
+    TreeOptError
+        When the table or the profile cannot be read.
     """
     table, table_digest = load_acceptance(acceptance)
-    if latency is None:
-        return Inputs(table, table_digest)
-    profile, latency_digest = read_with_digest(latency, LatencyProfile)
-    return Inputs(table, table_digest, profile, latency_digest)
+    line = None
+    if latency == "none":
+        profile, digest = None, None
+    elif latency == "auto":
+        profile, line = find_profile(table.model, context_len, batch_size or 1, db_url)
+        digest = None if profile is None else document_digest(to_document(profile))
+    elif Path(latency).exists():
+        profile, digest = read_with_digest(latency, LatencyProfile)
+    else:
+        profile = stored_profile(latency, db_url)
+        digest = document_digest(to_document(profile))
+    return Inputs(table, table_digest, profile, digest), line
 
 
 def run_search(

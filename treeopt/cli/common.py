@@ -18,6 +18,7 @@ __all__ = [
     "AsJson",
     "Budget",
     "Budgets",
+    "Database",
     "FigureOut",
     "Latency",
     "Seed",
@@ -26,6 +27,7 @@ __all__ = [
     "parse_budgets",
     "print_json",
     "progress_bar",
+    "shows_unicode",
 ]
 
 Acceptance = Annotated[
@@ -48,6 +50,12 @@ Budget = Annotated[
 ]
 Latency = Annotated[
     str | None, typer.Option("--latency", metavar="FILE", help="Latency profile: maximise tokens per second with it.")
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--db", metavar="URL", help="Database: URL or SQLite file. Default: TREEOPT_DB, else one in the data folder."
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of whatever is drawn at random.")]
 Budgets = Annotated[
@@ -127,6 +135,15 @@ def print_json(document: dict[str, Any]) -> None:
 def note(text: str) -> None:
     """Say one line to people, on stderr."""
     print(text, file=sys.stderr)  # noqa: T201
+
+
+def shows_unicode() -> bool:
+    """Whether stdout can show the characters of a drawing."""
+    try:
+        "├└│─◆".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 @contextmanager

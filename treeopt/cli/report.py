@@ -4,8 +4,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from treeopt.acceptance import acceptance_trie
 from treeopt.app.evaluate import Assessment
 from treeopt.app.search import Inputs, SearchReport
+from treeopt.cli.common import shows_unicode
+from treeopt.draw import draw_design
 from treeopt.markov import Evaluation
 from treeopt.types import TreeDesign
 
@@ -50,6 +53,19 @@ def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None
         console.print("No speculation is best here: decode one token a pass.", highlight=False)
     print_states(design, report.assessment.joint or report.assessment.independent, console)
     print_assessment(report.assessment, console)
+    _print_busiest_tree(report, inputs, console)
+
+
+def _print_busiest_tree(report: SearchReport, inputs: Inputs, console: Console) -> None:
+    """Draw the tree that most steps use."""
+    evaluation = report.assessment.independent
+    if evaluation is None:
+        return
+    busiest = max(range(len(evaluation.occupancy)), key=lambda k: evaluation.occupancy[k])
+    drawing = draw_design(
+        report.design, acceptance_trie(inputs.table), states=[busiest], ascii_only=not shows_unicode()
+    )
+    console.print(drawing, highlight=False, markup=False, soft_wrap=True)
 
 
 def _method_row(design: TreeDesign, with_speed: bool) -> tuple[str, ...]:

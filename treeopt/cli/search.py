@@ -10,7 +10,7 @@ from treeopt.cli.common import (
     AcceptanceModel,
     AsJson,
     Budget,
-    Latency,
+    Database,
     note,
     one_of,
     print_json,
@@ -19,6 +19,16 @@ from treeopt.cli.common import (
 
 __all__ = ["search"]
 
+SearchLatency = Annotated[
+    list[str],
+    typer.Option(
+        "--latency",
+        metavar="auto|none|FILE|NAME",
+        help="Latency profile: this device's stored one if there is one, none, a file, or a stored profile's digest. "
+        "With one, tokens per second are maximised. Schedules of --target take one per batch size.",
+    ),
+]
+DEFAULT_LATENCY = ["auto"]
 Method = Annotated[
     str,
     typer.Option(
@@ -35,15 +45,40 @@ Ranks = Annotated[
 ]
 
 
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="FORMAT",
+        help="Search inside another engine's limits and print its own syntax: medusa, eagle, sglang, vllm, .. "
+        "(docs/formats.md).",
+    ),
+]
+Context = Annotated[
+    int | None, typer.Option("--context", min=0, help="Context length, tokens, that --latency auto should be near to.")
+]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size that --latency auto should be near to.")]
+MaxDepth = Annotated[int | None, typer.Option("--max-depth", min=1, help="With --target: heads, or most draft steps.")]
+DraftSeconds = Annotated[
+    float, typer.Option("--draft-s", min=0.0, help="With --target: seconds per level of the engine's draft model.")
+]
+
+
 def search(
     budget: Budget = 64,
     acceptance: Acceptance = DEFAULT_TABLE,
-    latency: Latency = None,
+    latency: SearchLatency = DEFAULT_LATENCY,
+    context: Context = None,
+    batch: Batch = None,
     method: Method = "exact",
     acceptance_model: AcceptanceModel = "independent",
     replay: Ranks = None,
+    target: Target = None,
+    max_depth: MaxDepth = None,
+    draft_s: DraftSeconds = 0.0,
     out: Out = None,
     as_json: AsJson = False,
+    db: Database = None,
 ) -> None:
     """Find the best tree for a model's guesses, a budget and a machine, and prove it.
 
@@ -53,8 +88,20 @@ def search(
     from treeopt.artifact import read_document, to_document, write_document
     from treeopt.types import RankRecord
 
-    inputs = load_inputs(acceptance, latency)
+    if target is not None:
+        _refuse_beside_target(method=method != "exact", replay=replay is not None, json=as_json)
+        _search_for_target(target, acceptance, latency, budget, acceptance_model, max_depth, draft_s, out, db)
+        return
+    if max_depth is not None or draft_s:
+        raise typer.BadParameter("goes with --target only", param_hint="--max-depth" if max_depth else "--draft-s")
+    if len(latency) > 1:
+        raise typer.BadParameter(
+            "takes one profile; only the schedules of --target take several", param_hint="--latency"
+        )
     record = bundled_ranks(acceptance) if replay is None else read_document(replay, RankRecord)
+    inputs, line = load_inputs(acceptance, latency[0], context_len=context, batch_size=batch, db_url=db)
+    if line is not None:
+        note(line)
     with progress_bar("search") as progress:
         design = run_search(inputs, budget, method, acceptance_model, progress)
         report = None if as_json else search_report(inputs, design, record, progress)
@@ -70,3 +117,49 @@ def search(
     print_search(report, inputs, Console())
     if out is not None:
         note(f"written to {out}; draw it with: treeopt show {out}")
+
+
+def _refuse_beside_target(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise typer.BadParameter("does not go with --target", param_hint=f"--{name}")
+
+
+def _search_for_target(
+    target: str,
+    acceptance: str,
+    latency: list[str],
+    budget: int,
+    acceptance_model: str,
+    max_depth: int | None,
+    draft_s: float,
+    out: str | None,
+    db: str | None,
+) -> None:
+    from treeopt.app.search import load_inputs
+    from treeopt.app.target import TARGETS, search_for_target
+    from treeopt.cli.convert import deliver
+
+    if target not in TARGETS:
+        raise typer.BadParameter(f"must be one of {', '.join(TARGETS)}, not {target!r}", param_hint="--target")
+    profiles = []
+    for name in latency:
+        inputs, line = load_inputs(acceptance, name, db_url=db)
+        if line is not None:
+            note(line)
+        if inputs.latency is not None:
+            profiles.append(inputs.latency)
+    with progress_bar("search") as progress:
+        result = search_for_target(
+            target,
+            inputs.table,
+            budget,
+            profiles,
+            acceptance_model=acceptance_model,
+            max_depth=max_depth,
+            draft_s=draft_s,
+            progress=progress,
+        )
+    for text in result.notes:
+        note(text)
+    deliver(result.content, out)

@@ -1,11 +1,10 @@
 """``treeopt show``."""
 
-import sys
 from typing import Annotated
 
 import typer
 
-from treeopt.cli.common import AsJson, FigureOut, note, one_of, print_json
+from treeopt.cli.common import AsJson, FigureOut, note, one_of, print_json, shows_unicode
 
 __all__ = ["show"]
 
@@ -60,14 +59,6 @@ def show(
         return
     if shown.other_table:
         note(f"{tree} was not made with this table: its claims and these probabilities do not belong together")
-    typer.echo(draw_design(design, trie, states, ascii_only=not _shows_unicode()))
+    typer.echo(draw_design(design, trie, states, ascii_only=not shows_unicode()))
     if out is not None:
         note(f"written to {out}")
-
-
-def _shows_unicode() -> bool:
-    try:
-        "├└│─◆".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -45,7 +45,7 @@ def sweep(
         from treeopt.plot import check_figure_path
 
         check_figure_path(out)
-    inputs = load_inputs(acceptance, latency)
+    inputs, _ = load_inputs(acceptance, latency or "none")
     with progress_bar("sweep", len(wanted)) as progress:
         points = sweep_budgets(
             inputs.table, wanted, inputs.latency, acceptance_model=acceptance_model, progress=progress
