@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from ppd_runtime.answers import Text, answer_cache_path, generate_answers, read_texts
 from ppd_runtime.models import LoadedModel, wrap_model
+from tests.ppd_runtime.letters import letters
 from tests.ppd_runtime.tiny import tiny_model
 from treeopt.errors import TrainingError
 
@@ -18,16 +18,6 @@ PROMPTS = [[3, 4, 5, 6], [7], [9, 10, 11, 12, 13, 14, 15, 3, 3], [8, 8]]
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return wrap_model(tiny_model("llama"))
-
-
-def letters() -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one token per letter, without files."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
-    vocabulary = {"?": 0, **{letter: i + 1 for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz \n")}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
