@@ -87,7 +87,7 @@ def test_json_prints_log_lines_and_the_table_and_nothing_else(command: typer.Typ
         (["measure", "--plot", "a.txt"], "must end in .png, .svg or .pdf"),
         (["train", "--out", "x", "--prompts", "a", "--data", "b"], "either --prompts or --data"),
         (["train", "--out", "x", "--loss", "mse"], "distillation or labels"),
-        (["train", "--out", "x", "--distances", "9"], "1<=x<=8"),
+        (["train", "--out", "x", "--distances", "9"], "less than or equal to 8"),
     ],
 )
 def test_wrong_usage_is_said_before_anything_loads(command: typer.Typer, arguments: list[str], message: str) -> None:

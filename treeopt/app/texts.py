@@ -14,6 +14,7 @@ __all__ = ["answers_to", "held_out_texts", "shipped_prompts", "source_line", "tr
 Progress = Callable[[str], None]
 
 HELD_OUT_TOKENS = 128
+"""Longest answer that is evaluated on."""
 MAX_TEXT_TOKENS = 512
 """Longest piece of a text file that is trained on as it stands."""
 
@@ -76,12 +77,14 @@ def training_texts(
     )
 
 
-def held_out_texts(loaded: LoadedModel, prompts: str | None, *, progress: Progress | None = None) -> list[Text]:
+def held_out_texts(
+    loaded: LoadedModel, prompts: str | None, *, max_new_tokens: int, progress: Progress | None = None
+) -> list[Text]:
     """Return the model's greedy answers to prompts that are not trained on; none for a model without a tokenizer."""
     if prompts is None and loaded.tokenizer is None:
         return []
     wanted = read_prompts(prompts or shipped_prompts("prompts-held-out.jsonl"))
-    return answers_to(loaded, wanted, max_new_tokens=HELD_OUT_TOKENS, progress=progress)
+    return answers_to(loaded, wanted, max_new_tokens=min(max_new_tokens, HELD_OUT_TOKENS), progress=progress)
 
 
 def shipped_prompts(name: str) -> Path:

@@ -163,7 +163,7 @@ def train(
             seed=seed,
             progress=progress,
         )
-        judged = held_out_texts(loaded, held_out, progress=progress)
+        judged = held_out_texts(loaded, held_out, max_new_tokens=max_new_tokens, progress=progress)
     with progress_bar("training", total=steps) as progress:
 
         def show(entry: dict[str, object]) -> None:
