@@ -30,7 +30,8 @@ def refine_tokens(curve_s: Mapping[int, float], count: int, chosen: Collection[i
     """Return up to ``count`` further input lengths between those measured.
 
     Each is the middle of a gap. Gaps come first beside a length that a search would choose, where one token more or
-    less may be better; then by how far the curve bends at their ends, times their width.
+    less may be better; then by how far the curve bends at their ends, times their width, then by how far it
+    rises or falls.
 
     Parameters
     ----------
@@ -59,7 +60,8 @@ def refine_tokens(curve_s: Mapping[int, float], count: int, chosen: Collection[i
     for i, (a, b) in enumerate(itertools.pairwise(known)):
         if b - a < 2:
             continue
-        bends = [abs(slopes[i] - slopes[j]) for j in (i - 1, i + 1) if 0 <= j < len(slopes)]
+        bend = sum(abs(slopes[i] - slopes[j]) for j in (i - 1, i + 1) if 0 <= j < len(slopes))
         beside = any(n in chosen for n in (a, b))
-        scored.append((not beside, -max(bends, default=0.0) * (b - a), -(b - a), (a + b) // 2))
+        rise_s = abs(curve_s[b] - curve_s[a])
+        scored.append((not beside, -bend * (b - a), -rise_s, -(b - a), (a + b) // 2))
     return tuple(sorted(n for *_, n in sorted(scored)[:count]))
