@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
-import torch
 from filelock import FileLock
 
 from treeopt.errors import ModelError
@@ -174,21 +173,34 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def _convert(gguf: Path, folder: Path, report: Progress) -> None:
-    """Write the model of a GGUF file in transformers' own layout."""
+    """Put the converted model at ``folder``, whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="convert-") as name:
+        work = Path(name) / "model"
+        _write_model(gguf, work, report)
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(work.iterdir())}
+        manifest = {"source": REQUIREMENT, "gguf_sha256": GGUF_SHA256, "files": files}
+        (work / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        if folder.exists():  # incomplete or altered, or it would not be made again
+            folder.rename(Path(name) / "broken")
+        work.rename(folder)
+
+
+def _write_model(gguf: Path, work: Path, report: Progress) -> None:
+    """Write the model of a GGUF file in transformers' own layout into the new folder ``work``."""
     # Here, not at the top: only the very first use of the demo model converts.
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ppd_runtime import hf
 
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="convert-") as name:
-        work = Path(name) / "model"
-        report("converting the demo model (once)", 0.0)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        tokenizer.save_pretrained(work)
-        report("converting the demo model (once)", 0.3)
+    what = "converting the demo model (once)"
+    with hf.quiet_progress():
+        report(what, 0.0)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(work)
+        report(what, 0.3)
         quantised = hf.read_weights(source, dtype=torch.float32, attention="sdpa")
-        report("converting the demo model (once)", 0.8)
+        report(what, 0.8)
         # transformers refuses to save a model that it read from GGUF: build one from its config and save that.
         config = quantised.config
         config.name_or_path = ""
@@ -198,10 +210,4 @@ def _convert(gguf: Path, folder: Path, report: Progress) -> None:
         plain.load_state_dict(quantised.state_dict())
         plain.generation_config = quantised.generation_config
         plain.save_pretrained(work)
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(work.iterdir())}
-        manifest = {"source": REQUIREMENT, "gguf_sha256": GGUF_SHA256, "files": files}
-        (work / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        if folder.exists():  # incomplete or altered, or it would not be made again
-            folder.rename(Path(name) / "broken")
-        work.rename(folder)
-    report("converting the demo model (once)", 1.0)
+        report(what, 1.0)

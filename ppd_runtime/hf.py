@@ -5,6 +5,8 @@ language model takes. A *row* here is one token of a pass, shape ``[batch, rows,
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -16,6 +18,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging
 
 from treeopt.errors import ModelError
 
@@ -28,6 +31,7 @@ __all__ = [
     "embedding_size",
     "eos_token_ids",
     "forward_rows",
+    "quiet_progress",
     "read_weights",
     "refuse_backend",
     "refuse_unsupported",
@@ -121,6 +125,18 @@ def forward_rows(
 def _forward_arguments(model_class: type) -> frozenset[str]:
     """Names of the arguments of a model's forward: transformers 5.24 renamed ``past_key_values`` to ``cache``."""
     return frozenset(inspect.signature(model_class.forward).parameters)
+
+
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """Keep transformers' own progress bars off the terminal; ours say what matters."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def read_weights(source: dict[str, str], *, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -231,9 +247,11 @@ def attention_backend(model: PreTrainedModel) -> str:
 
 
 def default_attention(config: PretrainedConfig) -> str:
-    """Return the fastest attention backend that takes a tree mask and computes what the model was trained with."""
-    # Gemma 2 caps its attention scores, which torch's fused attention cannot.
-    return "eager" if getattr(text_config(config), "attn_logit_softcapping", None) is not None else "sdpa"
+    """Return the fastest attention backend that takes a tree mask and that the model supports.
+
+    Gemma 2, for one, caps its attention scores, which torch's fused attention cannot.
+    """
+    return "sdpa" if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa else "eager"
 
 
 def refuse_backend(backend: str, name: str) -> None:

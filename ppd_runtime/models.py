@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppd_runtime import hf, kernels
@@ -111,9 +112,13 @@ def load_model(
     with _explained(f"model {name}"):
         config = AutoConfig.from_pretrained(**source)
     hf.refuse_unsupported(config, name)
-    backend = hf.default_attention(config) if attention == "auto" else attention
+    backend = hf.default_attention(config)
+    if attention == "sdpa" != backend:
+        raise ModelError(f"model {name}: its attention computes what sdpa cannot; use attention auto or eager")
+    if attention != "auto":
+        backend = attention
     report(f"loading {name}", 0.0)
-    with _explained(f"model {name}"):
+    with _explained(f"model {name}"), hf.quiet_progress():
         tokenizer = AutoTokenizer.from_pretrained(**source)
         model = hf.read_weights(source, dtype=DTYPES[dtype], attention=backend).to(target)
     report(f"loading {name}", 0.7)
@@ -222,7 +227,7 @@ def _explained(place: str) -> Iterator[None]:
     """Turn what a failed load raises into one line of our own."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         remedy = "check the name and the network, or give a folder"
         if isinstance(error, torch.OutOfMemoryError):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from ppd_runtime import hf
 from transformers import AutoConfig, DynamicCache, FalconConfig, MptConfig
 
+from ppd_runtime import hf
 from tests.ppd_runtime.tiny import FAMILIES, tiny_model
 from treeopt.errors import ModelError
 
