@@ -5,7 +5,6 @@ import importlib
 
 import pytest
 
-
 MODULES = (
     "db.location",
     "profiler.flags",

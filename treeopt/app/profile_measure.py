@@ -195,13 +195,13 @@ def measure_profile(
     curve = _Curve(engine, stored, hooks, rule or StoppingRule(), lease, seed)
     curve.flags = {n: set(point.flags) for n, point in stored.steps.items()}
     curve.samples = {n: point.point.samples_s or () for n, point in stored.steps.items()}
-    start_s = hooks.clock()
     stopped = curve.visit(step, stored.grid, "step")
     if stopped is None:
         curve.finish()
     if stopped is None and forward is not None:
         coarse = sorted(set(coarse_tokens(max(stored.grid))) & set(stored.grid))
         stopped = curve.visit(forward, coarse, "forward")
+    start_s = hooks.clock()
     while stopped is None and request.tokens is None and hooks.clock() - start_s < request.seconds:
         profile = curve.profile.to_profile()
         medians_s = {point.num_tokens: point.median_s for point in profile.points}
