@@ -100,12 +100,15 @@ class Panel:
         A level to compare with, and its name.
     mark : Mark, optional
         A point to point out.
+    log_y : bool
+        Whether y is drawn on a logarithmic scale.
     """
 
     y_label: str
     curves: Sequence[Curve]
     reference: tuple[float, str] | None = None
     mark: Mark | None = None
+    log_y: bool = False
 
 
 @contextmanager
@@ -179,6 +182,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             [panel.mark.x], [panel.mark.y], linestyle="none", marker="*", markersize=15, zorder=5, clip_on=False,
             color=INK, markeredgecolor="white", label=panel.mark.name,
         )  # fmt: skip
+    if panel.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.margins(x=0.03, y=0.12)
     # Above the axes, where no curve can run through it.
     axes.legend(

@@ -48,6 +48,14 @@ def test_doubling_budgets_are_spaced_evenly(budgets: list[int], scale: str) -> N
         assert list(axes.get_xticks()) == budgets
 
 
+def test_logarithmic_y_has_plain_numbers() -> None:
+    panel = Panel("time (s)", [Curve("one", [1, 2, 4], [0.01, 0.1, 1.0])], log_y=True)
+    figure = curves_figure("title", "of this", [panel], "budget (tokens)")
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_yscale() == "log"
+    assert {"0.01", "0.1", "1"} <= {text.get_text() for text in figure.axes[0].get_yticklabels()}
+
+
 def test_model_names_with_dollars_are_names(tmp_path: Path) -> None:
     save_figure(curves_figure("title", r"a$\frac$b", [PANEL], "budget (tokens)"), tmp_path / "a.png")
 
