@@ -44,10 +44,7 @@ def test_every_row_sees_what_the_definition_says(data: st.DataObject) -> None:
         assert (buffers.size, buffers.num_nodes) == (len(rows), len(tree.nodes))
         for i in range(buffers.pass_tokens):
             for other in range(buffers.pass_tokens):
-                if max(i, other) < len(rows):
-                    expected = sees(rows[i], rows[other], mask)
-                else:
-                    expected = i == other
+                expected = sees(rows[i], rows[other], mask) if max(i, other) < len(rows) else i == other
                 assert bool(buffers.mask[i, other]) == expected
         assert buffers.offsets[: len(rows)].tolist() == [len(path) + j for path, j, _ in rows]
         assert buffers.prompt_index.tolist() == [(j - 1) * num_epts + ept for _, j, ept in rows if j]

@@ -239,9 +239,9 @@ def test_guesses_that_become_nan_midway_do_not_reach_the_text(llama: LoadedModel
     step(session)
     text.guesser.embeddings = torch.full_like(text.guesser.embeddings, torch.nan)
     with pytest.warns(RuntimeWarning, match="not finite") as caught:
-        while text.finish_reason is None:
-            step(session)
+        written = [step(session) for _ in range(14 - len(text.new_ids) + 1)]
     assert len(caught) == 1
+    assert written[-1][0][0].finish_reason == "length"
     assert tuple(text.new_ids) == plain(llama, PROMPTS[0], 15)
 
 

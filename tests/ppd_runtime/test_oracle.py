@@ -1,8 +1,8 @@
 """Forged guesses with known ranks reach exactly the steps and states that a design predicts.
 
-``ranks[i][j-1]`` is the rank of new token ``i + j`` among the guesses made when new token ``i`` is the root. The rule: at
-root ``i`` in state ``k`` the deepest node of ``T_k`` whose path is a start of ``ranks[i]`` is accepted, the root moves on
-by its depth + 1, and its prompt tokens are the next state.
+``ranks[i][j-1]`` is the rank of new token ``i + j`` among the guesses made when new token ``i`` is the root. The rule:
+at root ``i`` in state ``k`` the deepest node of ``T_k`` whose path is a start of ``ranks[i]`` is accepted, the root
+moves on by its depth + 1, and its prompt tokens are the next state.
 """
 
 from collections.abc import Sequence
