@@ -173,7 +173,8 @@ def _scan(text: str, where: str) -> None:
             raise DocumentError(f"{where}: has a {token['close']!r} that closes nothing; check its brackets")
         if token["number"] and number_before:
             raise DocumentError(f"{where}: has two numbers without a comma near {token['number'][:20]!r}; add it")
-        number_before = token["number"] is not None
+        if not token[0].isspace():
+            number_before = token["number"] is not None
         place = token.end()
     if closing:
         raise DocumentError(f"{where}: lacks {len(closing)} closing brackets; the file may be cut off")
