@@ -78,7 +78,7 @@ def stored_profile(reference: str, db_url: str | None = None) -> LatencyProfile:
     Raises
     ------
     DatabaseError
-        When there is no database to look in.
+        When there is no database to look in, or the profile is not complete.
     TreeOptError
         When no stored profile has that digest, or several begin like it.
     """
@@ -91,7 +91,10 @@ def stored_profile(reference: str, db_url: str | None = None) -> LatencyProfile:
     engine = open_for_reading(db_url)
     if engine is None:
         raise DatabaseError(f"--latency {reference}: no such file, and no profile is stored; give auto, none or a file")
-    return found(engine, reference).to_profile()
+    profile = found(engine, reference)
+    if not profile.complete:
+        raise DatabaseError(f"--latency {reference}: is not complete; run the same treeopt profile run again to go on")
+    return profile.to_profile()
 
 
 def _choose(
