@@ -240,6 +240,15 @@ def test_joint_counts_serve_trees_and_chains():
     assert cut.expected_tokens == pytest.approx(1.8)
 
 
+def test_a_table_of_prompt_tokens_is_used_and_said():
+    rows = [[0.6, 0.2], [0.5, 0.1]]
+    free = search_for_target("medusa", table_of(rows), 5)
+    found = search_for_target("medusa", AcceptanceTable.from_marginals(rows), 5)
+    assert found.content == free.content
+    assert found.notes[:-1] == free.notes
+    assert "measured with prompt tokens" in found.notes[-1]
+
+
 @pytest.mark.parametrize(
     ("target", "options", "problem"),
     [

@@ -131,16 +131,31 @@ def search_for_target(
     usable = _usable_part(table, target, max_depth)
     if progress is not None:
         progress(f"best setting for {target} within {budget} tokens")
-    trie = acceptance_trie(usable, acceptance_model, consecutive=target not in ("medusa", "llama.cpp"))
+    found = _search(target, usable, budget, latencies, acceptance_model, draft_s)
+    if not table.tokens_per_prompt_token:
+        return found
+    measured = f"the table was measured with prompt tokens; this holds if {target}'s guesses are right as often"
+    return replace(found, notes=(*found.notes, measured))
+
+
+def _search(
+    target: str,
+    table: AcceptanceTable,
+    budget: int,
+    latencies: Sequence[LatencyProfile],
+    acceptance_model: str,
+    draft_s: float,
+) -> TargetResult:
+    trie = acceptance_trie(table, acceptance_model, consecutive=target not in ("medusa", "llama.cpp"))
     if target in _SCHEDULES:
         return _schedule(target, trie, budget, latencies, draft_s)
     clock = Clock(budget, latencies[0] if latencies else None, draft_s)
     if target == "vllm":
-        return _vllm(usable, clock)
+        return _vllm(table, clock)
     if target == "sglang":
-        return _sglang(usable, clock)
+        return _sglang(table, clock)
     if target == "tensorrt-llm":
-        return _tensorrt_llm(usable, clock)
+        return _tensorrt_llm(table, clock)
     if target == "llama.cpp":
         return _llama_cpp(trie, clock)
     return _static_tree(target, trie, clock)
