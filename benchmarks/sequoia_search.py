@@ -3,8 +3,8 @@
     python benchmarks/sequoia_search.py acceptance-rate-vector.pt --max-depth 10 --budget 128
 
 The vector and its configuration come with Sequoia (Infini-AI-Lab/Sequoia). ``--max-depth`` counts the root, as there,
-so trees are one level less deep. Children leave no rank out. What is timed is the search alone: values of every size up to
-the budget and the best tree of that budget; reading the file and importing are not. Pin the process to one core for
+so trees are one level less deep. Children leave no rank out. What is timed is the search alone: values of every size up
+to the budget, and the best tree of that budget; reading the file and importing are not. Pin the process to one core for
 figures that compare: ``taskset -c 0``. A table for people goes to stderr, one JSON line to stdout.
 """
 

@@ -121,6 +121,17 @@ def test_pools_are_the_best_of_all_settings(target, seed):
             assert pool_tokens(rows, setting[0], setting[1], setting[2] - 1) == pytest.approx(found.expected_tokens)
 
 
+def test_only_kept_nodes_are_drafted_on():
+    # Flat rows: grandchildren of nodes that were not kept would be worth more than most of the pool.
+    rows = [[0.51, 0.49]] * 4
+    for budget in range(2, 24):
+        pools = [pool_tokens(rows, steps, 2, size - 1) for steps in range(1, 5) for size in range(2, budget + 1)] + [
+            pool_tokens(rows, steps, 1, steps) for steps in range(1, min(5, budget))
+        ]
+        found = search_for_target("sglang", table_of(rows), budget)
+        assert found.expected_tokens == pytest.approx(max(tokens for tokens in pools if tokens is not None))
+
+
 shares = st.floats(0, 0.2)
 tables = st.integers(1, 4).flatmap(
     lambda ranks: st.lists(st.lists(shares, min_size=ranks, max_size=ranks), min_size=1, max_size=3)
