@@ -100,9 +100,8 @@ def _query() -> Any:
 
 def _touch(session: Session, row: ProfileRow, now: datetime) -> StoredProfile:
     """Give the row the digest of its present content."""
-    session.flush()
-    session.refresh(row)
     row.updated_at = now
+    session.flush()
     stored = _stored(row)
     first = stored.steps.get(1)
     row.digest = document_digest(to_document(stored.to_profile())) if first is not None and first.settled else None
@@ -163,8 +162,9 @@ def open_profile(
                     row.grid = sorted({*grid})
                 return _touch(session, row, now)
         row = ProfileRow(
-            device_id=device.id,
-            model_id=model.id,
+            device=device,
+            model=model,
+            points=[],
             dtype=known.dtype,
             batch_size=known.batch_size,
             context_len=known.context_len,
@@ -222,8 +222,8 @@ def record_point(
                 row.complete = False
         old = next((p for p in row.points if (p.part, p.num_tokens) == (part, point.num_tokens)), None)
         if old is None:
-            old = PointRow(profile_id=row.id, part=part, num_tokens=point.num_tokens)
-            session.add(old)
+            old = PointRow(part=part, num_tokens=point.num_tokens)
+            row.points.append(old)
         old.median_s = point.median_s
         old.iqr_s = point.iqr_s
         old.num_samples = point.num_samples
@@ -288,8 +288,8 @@ def add_profile(engine: Engine, profile: LatencyProfile, now: datetime) -> Store
         if known is not None:
             return _stored(known)
         row = ProfileRow(
-            device_id=device.id,
-            model_id=model_row(session, profile.model, "", now).id,
+            device=device,
+            model=model_row(session, profile.model, "", now),
             dtype=profile.dtype,
             batch_size=profile.batch_size,
             context_len=profile.context_len,
