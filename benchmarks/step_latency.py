@@ -1,0 +1,150 @@
+"""Step latency of the demo model on this machine: the model's own layers against ours, in one run.
+
+    python benchmarks/step_latency.py [--threads N] [--dtype float32] [--context 200] [--repeats 15] [--compile]
+
+``own`` is the model as transformers runs it: its own linear layers and attention, a DynamicCache, its own causal mask.
+``ours`` is what decoding runs: the kernel plan, the cache that is written in
+place, a tree mask. ``compiled`` is ours through torch.compile with a static cache (70 to 120 s per row count, once).
+All are visited in turns, the row counts in shuffled order, so that a change of the machine's speed meets all alike; the
+cache is put back outside the timed part. Prints a table for people and one JSON line for machines; times are medians.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from ppd_runtime import hf
+from ppd_runtime.cache import TreeCache
+from ppd_runtime.demo_model import demo_model_folder
+from ppd_runtime.models import load_model
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def own_step(model, context_len: int) -> Callable[[int], Callable[[], None]]:
+    """Plain forward passes behind a fixed context."""
+    cache = DynamicCache()
+    model(torch.arange(1, context_len + 1)[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
+    ids = {n: torch.arange(n)[None] + 5 for n in ROWS}
+
+    def prepare(num_rows: int) -> Callable[[], None]:
+        if cache.get_seq_length() > context_len:
+            cache.crop(context_len - cache.get_seq_length())
+        return lambda: model(ids[num_rows], past_key_values=cache, use_cache=True)
+
+    return prepare
+
+
+def our_step(model, context_len: int, *, static: bool, compiled: bool) -> Callable[[int], Callable[[], None]]:
+    """Tree passes through `hf.forward_rows`: a root with a fan of candidates below it."""
+    cache = TreeCache(model.config.num_hidden_layers, 1, context_len + max(ROWS), static=static)
+    forward = torch.compile(hf.forward_rows, dynamic=False) if compiled else hf.forward_rows
+    cache.open(context_len, start=0)
+    hf.forward_rows(
+        model,
+        inputs_embeds=hf.embed_tokens(model, torch.arange(1, context_len + 1)[None]),
+        mask=cache.pass_mask(torch.ones(1, context_len, context_len, dtype=torch.bool).tril()),
+        position_ids=torch.arange(context_len)[None],
+        cache=cache,
+        rows=slice(-1, None),
+    )
+    cache.settle([context_len])
+    allowed, positions, ids = {}, {}, {}
+    for n in ROWS:
+        allowed[n] = torch.eye(n, dtype=torch.bool)[None]
+        allowed[n][:, :, 0] = True
+        positions[n] = (context_len + (torch.arange(n) > 0).long())[None]
+        ids[n] = torch.arange(n)[None] + 5
+
+    def prepare(num_rows: int) -> Callable[[], None]:
+        cache.settle([context_len])
+
+        def step() -> None:
+            cache.open(num_rows)
+            forward(
+                model,
+                inputs_embeds=hf.embed_tokens(model, ids[num_rows]),
+                mask=cache.pass_mask(allowed[num_rows]),
+                position_ids=positions[num_rows],
+                cache=cache,
+            )
+
+        return step
+
+    return prepare
+
+
+@torch.inference_mode()
+def measure(steps: dict[str, Callable], repeats: int, warmup: int) -> dict[str, dict[int, list[float]]]:
+    seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in ROWS} for name in steps}
+    for name, prepare in steps.items():
+        for n in ROWS:
+            for _ in range(warmup):
+                prepare(n)()
+    order = [(name, n) for name in steps for n in ROWS]
+    for _ in range(repeats):
+        random.shuffle(order)
+        for name, n in order:
+            step = steps[name](n)
+            start = time.perf_counter_ns()
+            step()
+            seconds[name][n].append((time.perf_counter_ns() - start) / 1e9)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--compile", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    random.seed(0)
+
+    loaded = load_model("demo", dtype=arguments.dtype, device="cpu", kernels=arguments.kernels)
+    own = AutoModelForCausalLM.from_pretrained(demo_model_folder(), dtype=loaded.dtype).eval()
+    with torch.inference_mode():
+        steps = {
+            "own": own_step(own, arguments.context),
+            "ours": our_step(loaded.model, arguments.context, static=False, compiled=False),
+        }
+        if arguments.compile:
+            steps["compiled"] = our_step(loaded.model, arguments.context, static=True, compiled=True)
+    seconds = measure(steps, arguments.repeats, warmup=3)
+
+    median = {name: {n: statistics.median(times) for n, times in rows.items()} for name, rows in seconds.items()}
+    print(
+        f"SmolLM2-135M-Instruct, {arguments.dtype}, context {arguments.context}, {arguments.threads} threads, "
+        f"kernels {loaded.kernels}, attention {hf.attention_backend(loaded.model)}"
+    )
+    names = list(steps)
+    columns = [f"{name} ms" for name in names]
+    columns += [f"{name}(n)/own(1)" for name in names] + [f"{name}(n)/{name}(1)" for name in names[1:]]
+    print("rows  " + "  ".join(f"{column:>18}" for column in columns))
+    for n in ROWS:
+        cells = [f"{1e3 * median[name][n]:.1f}" for name in names]
+        cells += [f"{median[name][n] / median['own'][1]:.2f}" for name in names]
+        cells += [f"{median[name][n] / median[name][1]:.2f}" for name in names[1:]]
+        print(f"{n:4d}  " + "  ".join(f"{cell:>18}" for cell in cells))
+    result = {
+        "dtype": arguments.dtype,
+        "context_len": arguments.context,
+        "threads": arguments.threads,
+        "kernels": loaded.kernels,
+        "attention": hf.attention_backend(loaded.model),
+        "median_s": median,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
