@@ -4,6 +4,7 @@ SQLite: writers use BEGIN IMMEDIATE, because a transaction that reads first and 
 whatever the timeout, when another writer came between. The journal is a write-ahead log, so readers never wait.
 """
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,7 +111,7 @@ def database_errors(engine: Engine) -> Iterator[None]:
     """
     try:
         yield
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, sqlite3.Error) as error:  # the latter from connections used without SQLAlchemy
         raise DatabaseError(f"{name_of(engine)}: {_explain(error)}") from error
 
 
@@ -129,7 +130,7 @@ REMEDIES = (
 )
 
 
-def _explain(error: SQLAlchemyError) -> str:
+def _explain(error: SQLAlchemyError | sqlite3.Error) -> str:
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
     first = lines[0].strip()

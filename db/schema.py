@@ -17,7 +17,6 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
-from sqlalchemy.exc import OperationalError
 
 from db.engine import connect, database_errors, name_of
 from db.tables import Base
@@ -174,8 +173,6 @@ def _outside_transactions(engine: Engine, *statements: str) -> None:
         try:
             for statement in statements:
                 raw.cursor().execute(statement).fetchall()
-        except sqlite3.Error as error:
-            raise OperationalError(statement, None, error) from error
         finally:
             raw.close()
 
