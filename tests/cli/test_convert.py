@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from treeopt.app.convert import EXPORT_FORMATS, IMPORT_FORMATS
+from treeopt.app.target import TARGETS
 from treeopt.artifact import write_document
 from treeopt.formats.choices import design_from_paths
 from treeopt.types import AcceptanceTable, LatencyProfile
@@ -106,6 +108,17 @@ def test_help_names_every_format():
     for command, formats in (("export", EXPORT_FORMATS), ("import", IMPORT_FORMATS)):
         shown = " ".join(treeopt(command, "--help").stdout.split())
         assert f"Formats: {', '.join(formats)}." in shown
+
+
+def test_docs_list_what_each_format_can_do():
+    docs = Path(__file__).parents[2] / "docs" / "formats.md"
+    rows = [line.split("|")[1:-1] for line in docs.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    listed = {name.strip(" `"): [bool(cell.strip()) for cell in cells] for name, _, *cells in rows}
+    can = {
+        name: [name in EXPORT_FORMATS, name in IMPORT_FORMATS, name in TARGETS]
+        for name in {*EXPORT_FORMATS, *IMPORT_FORMATS, *TARGETS}
+    }
+    assert listed == can
 
 
 def test_search_target_prints_the_syntax_and_nothing_else(documents):
