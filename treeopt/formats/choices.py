@@ -13,6 +13,7 @@ from treeopt.types import MAX_BUDGET, SparseTree, TreeDesign
 __all__ = [
     "MAX_RANK",
     "check_choices",
+    "check_consecutive",
     "check_eagle_choices",
     "choices_text",
     "design_from_paths",
