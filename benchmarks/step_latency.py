@@ -83,7 +83,7 @@ def our_step(model, context_len: int, *, static: bool, compiled: bool) -> Callab
 @torch.inference_mode()
 def measure(steps: dict[str, Callable], repeats: int, warmup: int) -> dict[str, dict[int, list[float]]]:
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in ROWS} for name in steps}
-    for name, prepare in steps.items():
+    for prepare in steps.values():
         for n in ROWS:
             for _ in range(warmup):
                 prepare(n)()
