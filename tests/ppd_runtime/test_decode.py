@@ -231,9 +231,10 @@ def test_guesses_that_are_not_a_number_cost_a_warning_and_nothing_else(llama: Lo
         assert [each.token_ids for each in results] == [plain(llama, prompt, 15) for prompt in PROMPTS]
 
 
-def test_guesses_that_become_nan_midway_do_not_reach_the_text(llama: LoadedModel) -> None:
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_guesses_that_become_nan_midway_do_not_reach_the_text(llama: LoadedModel, cache: str) -> None:
     session, (text,) = open_session(
-        llama, PROMPTS[:1], DEEP, favourites(llama, PROMPTS[0], 20), Settings(max_new_tokens=15)
+        llama, PROMPTS[:1], DEEP, favourites(llama, PROMPTS[0], 20), Settings(max_new_tokens=15, cache=cache)
     )
     prefill(session)
     step(session)

@@ -172,6 +172,9 @@ def test_typical_acceptance_takes_the_best_ranked_acceptable_child(small: Loaded
     walk = _walk(text, tree, (3, 0, 1, 2), scores, [2] * 4)
     assert walk.rows == (0, 2)
     assert walk.tokens[0] == 1
+    # A node without a guess stands for no token, though Python would count -1 from the end of the vocabulary.
+    walk = _walk(text, tree, (3, -1, 0, -1), torch.tensor([[0.0, 0.1, 0.1, 0.1, 0.7]]).log().repeat(4, 1), [4] * 4)
+    assert walk.rows == (0,)
 
 
 def test_typical_acceptance_needs_probabilities() -> None:
