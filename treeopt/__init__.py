@@ -19,6 +19,8 @@ from treeopt.types import (
     LatencyProfile,
     RankRecord,
     SparseTree,
+    SwitchEntry,
+    SwitchTable,
     TreeDesign,
     TreeNode,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "LatencyProfile",
     "RankRecord",
     "SparseTree",
+    "SwitchEntry",
+    "SwitchTable",
     "TreeDesign",
     "TreeNode",
     "TreeOptError",

@@ -7,6 +7,7 @@ document                   value
 ``treeopt.ranks/1``        `RankRecord`
 ``treeopt.latency/1``      `LatencyProfile`
 ``treeopt.tree/1``         `TreeDesign`
+``treeopt.switch/1``       `SwitchTable`
 ``treeopt.run/1``          `DecodeRun`
 =========================  ==================
 
@@ -35,6 +36,8 @@ from treeopt.types import (
     LatencyProfile,
     RankRecord,
     SparseTree,
+    SwitchEntry,
+    SwitchTable,
     TreeDesign,
     TreeNode,
 )
@@ -58,8 +61,8 @@ __all__ = [
 MAX_DOCUMENT_BYTES = 64 * 2**20
 """Larger files are refused unread: no document of treeopt comes near this size."""
 
-Document: TypeAlias = AcceptanceTable | RankRecord | LatencyProfile | TreeDesign | DecodeRun
-D = TypeVar("D", AcceptanceTable, RankRecord, LatencyProfile, TreeDesign, DecodeRun)
+Document: TypeAlias = AcceptanceTable | RankRecord | LatencyProfile | TreeDesign | SwitchTable | DecodeRun
+D = TypeVar("D", AcceptanceTable, RankRecord, LatencyProfile, TreeDesign, SwitchTable, DecodeRun)
 Json: TypeAlias = dict[str, Any]
 
 
@@ -142,6 +145,17 @@ class _TreeShape(_Shape):
     latency_digest: str | None
 
 
+class _EntryShape(_Shape):
+    batch_max: int
+    context_max: int
+    tree: _TreeShape
+
+
+class _SwitchShape(_Shape):
+    format: Literal["treeopt.switch/1"]
+    entries: list[_EntryShape]
+
+
 class _RunShape(_Shape):
     format: Literal["treeopt.run/1"]
     model: str
@@ -215,11 +229,26 @@ def _build_tree(body: Json) -> TreeDesign:
     return TreeDesign(trees=tuple(trees), pass_tokens=tuple(pass_tokens[name] for name in names), **body)
 
 
+def _build_switch(body: Json) -> SwitchTable:
+    entries = []
+    for i, entry in enumerate(body["entries"]):
+        try:
+            tree = _build_tree({name: item for name, item in entry["tree"].items() if name != "format"})
+        except InvalidValueError as error:
+            raise InvalidValueError(f"entries[{i}].tree.{error.field}", error.problem) from error
+        try:
+            entries.append(SwitchEntry(entry["batch_max"], entry["context_max"], tree))
+        except InvalidValueError as error:
+            raise InvalidValueError(f"entries[{i}].{error.field}", error.problem) from error
+    return SwitchTable(tuple(entries))
+
+
 _KINDS: dict[str, _Kind] = {
     "treeopt.acceptance/1": _Kind(_AcceptanceShape, AcceptanceTable, _build_plain(AcceptanceTable)),
     "treeopt.ranks/1": _Kind(_RanksShape, RankRecord, _build_plain(RankRecord)),
     "treeopt.latency/1": _Kind(_LatencyShape, LatencyProfile, _build_latency),
     "treeopt.tree/1": _Kind(_TreeShape, TreeDesign, _build_tree),
+    "treeopt.switch/1": _Kind(_SwitchShape, SwitchTable, _build_switch),
     "treeopt.run/1": _Kind(_RunShape, DecodeRun, _build_plain(DecodeRun)),
 }
 
@@ -248,6 +277,12 @@ def to_document(value: Document) -> Json:
     """
     name = _format_of(type(value))
     document: Json = {"format": name}
+    if isinstance(value, SwitchTable):
+        document["entries"] = [
+            {"batch_max": entry.batch_max, "context_max": entry.context_max, "tree": to_document(entry.tree)}
+            for entry in value.entries
+        ]
+        return document
     if isinstance(value, TreeDesign):
         document["states"] = {
             str(k): [{"path": list(node.path), "prompt_tokens": node.prompt_tokens} for node in tree.nodes]
@@ -292,7 +327,7 @@ def from_document(document: object, where: str, kind: type[D] | None = None) -> 
 
     Returns
     -------
-    AcceptanceTable, RankRecord, LatencyProfile, TreeDesign or DecodeRun
+    AcceptanceTable, RankRecord, LatencyProfile, TreeDesign, SwitchTable or DecodeRun
 
     Raises
     ------
@@ -415,7 +450,7 @@ def read_document(path: str | os.PathLike[str], kind: type[D] | None = None) -> 
 
     Returns
     -------
-    AcceptanceTable, RankRecord, LatencyProfile, TreeDesign or DecodeRun
+    AcceptanceTable, RankRecord, LatencyProfile, TreeDesign, SwitchTable or DecodeRun
 
     Raises
     ------

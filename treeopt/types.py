@@ -16,6 +16,7 @@ size                   tokens of one forward pass: root + candidates + prompt to
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from treeopt.errors import InvalidValueError
 
@@ -27,6 +28,8 @@ __all__ = [
     "LatencyProfile",
     "RankRecord",
     "SparseTree",
+    "SwitchEntry",
+    "SwitchTable",
     "TreeDesign",
     "TreeNode",
 ]
@@ -621,6 +624,108 @@ class TreeDesign:
                     )
             size = tree.size(self.tokens_per_prompt_token)
             _integer(self.pass_tokens[k], f"pass_tokens.{k}", low=size, high=self.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEntry:
+    """The design for one range of batch sizes and context lengths.
+
+    Parameters
+    ----------
+    batch_max : int
+        Texts decoded together, at most.
+    context_max : int
+        Tokens in the KV cache of the longest text, at most.
+    tree : TreeDesign
+        What decodes there.
+    """
+
+    batch_max: int
+    context_max: int
+    tree: TreeDesign
+
+    def __post_init__(self) -> None:
+        _integer(self.batch_max, "batch_max", low=1)
+        _integer(self.context_max, "context_max", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTable:
+    """Designs to switch between while decoding, by batch size and context length.
+
+    Parameters
+    ----------
+    entries : tuple of SwitchEntry
+        Sorted by ``batch_max``, then ``context_max``, no pair twice; every ``batch_max`` reaches the same context, and
+        all trees are for the same guesses. So the first entry with ``batch <= batch_max`` and
+        ``context <= context_max`` is the one that applies.
+
+    Raises
+    ------
+    InvalidValueError
+        When a rule is broken; the message names the entry.
+    """
+
+    entries: tuple[SwitchEntry, ...]
+
+    def __post_init__(self) -> None:
+        _require(bool(self.entries), "entries", "is empty; give at least one design")
+        keys = [(entry.batch_max, entry.context_max) for entry in self.entries]
+        for i, (before, key) in enumerate(pairwise(keys), start=1):
+            _require(
+                key > before,
+                f"entries[{i}]",
+                f"has batch_max {key[0]}, context_max {key[1]} after {before[0]}, {before[1]}; sort by batch_max, then "
+                "context_max, and keep one entry of each",
+            )
+        reach = {entry.batch_max: entry.context_max for entry in self.entries}
+        farthest = max(reach.values())
+        first = self.entries[0].tree
+        for i, entry in enumerate(self.entries):
+            _require(
+                reach[entry.batch_max] == farthest,
+                f"entries[{i}]",
+                f"batch_max {entry.batch_max} ends at context_max {reach[entry.batch_max]}, others at {farthest}; let "
+                "all end at the same context",
+            )
+            for name in ("num_distances", "tokens_per_prompt_token"):
+                ours, theirs = getattr(entry.tree, name), getattr(first, name)
+                _require(
+                    ours == theirs,
+                    f"entries[{i}].tree",
+                    f"has {name} {ours}, the first tree has {theirs}; all trees must be for the same guesses",
+                )
+
+    @property
+    def num_distances(self) -> int:
+        """``m``, the same in all trees."""
+        return self.entries[0].tree.num_distances
+
+    @property
+    def tokens_per_prompt_token(self) -> int:
+        """``e``, the same in all trees."""
+        return self.entries[0].tree.tokens_per_prompt_token
+
+    def place(self, batch_size: int, context_len: int) -> int:
+        """Return the index of the entry that applies.
+
+        Past the largest batch size or context length the nearest range applies: the text is the same whatever the
+        tree, only its speed was not predicted there.
+
+        Examples
+        --------
+        >>> from treeopt import AcceptanceTable, search
+        >>> short, long = (search(AcceptanceTable.from_marginals([[0.5]]), n) for n in (4, 1))
+        >>> table = SwitchTable((SwitchEntry(1, 128, short), SwitchEntry(1, 1024, long)))
+        >>> [table.place(1, context_len) for context_len in (100, 128, 129, 5000)]
+        [0, 0, 1, 1]
+        """
+        batch_max = max(entry.batch_max for entry in self.entries)
+        context_max = max(entry.context_max for entry in self.entries)
+        batch, context = min(batch_size, batch_max), min(context_len, context_max)
+        return next(
+            i for i, entry in enumerate(self.entries) if batch <= entry.batch_max and context <= entry.context_max
+        )
 
 
 @dataclass(frozen=True, slots=True)

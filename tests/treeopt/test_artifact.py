@@ -17,6 +17,8 @@ from treeopt import (
     LatencyProfile,
     RankRecord,
     SparseTree,
+    SwitchEntry,
+    SwitchTable,
     TreeDesign,
     read_document,
     search,
@@ -61,7 +63,10 @@ PROFILE = LatencyProfile(
 RECORD = RankRecord("m", "s", "sample", 0.7, 2, (((0, 1), (2, 2)),), (((0.5, 0.1), (0.0, 0.0)),))
 DESIGN = search(TABLE, 8, PROFILE)
 RUN = DecodeRun("m", "prompt", "ab" * 32, 5, 9, 4, (0, 1, 3), 0.1, 0.4, "eos")
-VALUES = [TABLE, PROFILE, RECORD, DESIGN, RUN]
+SWITCH = SwitchTable(
+    (SwitchEntry(1, 128, DESIGN), SwitchEntry(1, 1024, search(TABLE, 1)), SwitchEntry(4, 1024, DESIGN))
+)
+VALUES = [TABLE, PROFILE, RECORD, DESIGN, SWITCH, RUN]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -126,7 +131,7 @@ def broken(document: dict, *path, value=...) -> dict:
     return document
 
 
-T, L, R, D = (to_document(value) for value in (TABLE, PROFILE, RECORD, DESIGN))
+T, L, R, D, S = (to_document(value) for value in (TABLE, PROFILE, RECORD, DESIGN, SWITCH))
 BROKEN = [
     (broken(T, "extra", value=1), r"f: extra: unknown field"),
     (broken(T, "model"), r"f: model: missing; treeopt.acceptance/1 requires it"),
@@ -188,6 +193,29 @@ BROKEN = [
     (broken(D, "pass_tokens", "2", value=1), r"f: pass_tokens.2: must be at least"),
     (broken(D, "budget", value=None), r"f: budget: may be null only for method imported"),
     (broken(D, "upper_bound", value=0), r"f: upper_bound: must be above 0"),
+    (broken(S, "entries", value=[]), r"f: entries: is empty; give at least one design"),
+    (broken(S, "entries", 0, "batch_max", value=0), r"f: entries\[0\].batch_max: must be at least 1"),
+    (broken(S, "entries", 0, "context_max", value=0), r"f: entries\[0\].context_max: must be at least 1"),
+    (broken(S, "entries", 0, "context_max", value=1.5), r"f: entries\[0\].context_max: .*not 1.5"),
+    (broken(S, "entries", 0, "context_max"), r"f: entries\[0\].context_max: missing"),
+    (broken(S, "entries", 0, "depth", value=1), r"f: entries\[0\].depth: unknown field"),
+    (
+        broken(S, "entries", 1, "context_max", value=128),
+        r"f: entries\[1\]: has batch_max 1, context_max 128 after 1, 128",
+    ),
+    (
+        broken(S, "entries", 2, "context_max", value=64),
+        r"f: entries\[2\]: batch_max 4 ends at context_max 64, others at",
+    ),
+    (broken(S, "entries", 1, "tree", "pass_tokens", "2", value=-1), r"f: entries\[1\].tree.pass_tokens.2: must be at"),
+    (
+        broken(S, "entries", 1, "tree", "format", value="treeopt.tree/2"),
+        r"f: entries\[1\].tree.format: .*treeopt.tree/1",
+    ),
+    (
+        broken(S, "entries", 1, "tree", value=to_document(search(AcceptanceTable.from_marginals([[0.5]]), 2))),
+        r"f: entries\[1\].tree: has num_distances 1, the first tree has 2",
+    ),
     ([1], r"f: holds no JSON object"),
 ]
 
@@ -278,3 +306,10 @@ def test_unsorted_nodes_are_refused() -> None:
     assert [node.path for node in nodes] == [(), (0,), (1,)]
     with pytest.raises(ValueError, match="must be sorted by depth, then path"):
         SparseTree((nodes[0], nodes[2], nodes[1]))
+
+
+def test_a_switching_table_applies_its_first_entry_that_covers_batch_and_context() -> None:
+    places = {(1, 1): 0, (1, 128): 0, (1, 129): 1, (1, 1024): 1, (2, 5): 2, (4, 1024): 2}
+    assert {key: SWITCH.place(*key) for key in places} == places
+    # Outside what was measured the nearest range goes on.
+    assert [SWITCH.place(*key) for key in ((1, 9000), (9, 10), (9, 9000))] == [1, 2, 2]
