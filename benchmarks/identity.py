@@ -44,11 +44,10 @@ CHAIN = [(0,), (0, 0), (0, 0, 0)]
 
 
 def design_of(paths: Sequence[tuple[int, ...]], e: int) -> TreeDesign:
-    """Build a design whose every node carries all prompt tokens."""
+    """Build a design of these candidates: the root carries all prompt tokens, a candidate one; the empty one none."""
+    held = {(): NUM_DISTANCES if paths or not e else 0} | dict.fromkeys(paths, 1 if e else NUM_DISTANCES)
     trees = tuple(
-        SparseTree.from_prompt_tokens(
-            {(): NUM_DISTANCES} | {path: NUM_DISTANCES for path in paths if len(path) <= state}
-        )
+        SparseTree.from_prompt_tokens({path: count for path, count in held.items() if len(path) <= state})
         for state in range(NUM_DISTANCES + 1)
     )
     return TreeDesign(
