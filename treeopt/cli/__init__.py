@@ -9,6 +9,7 @@ import sys
 import typer
 
 from treeopt._version import __version__
+from treeopt.cli.bench import bench
 from treeopt.cli.compare import compare
 from treeopt.cli.convert import export, import_
 from treeopt.cli.evaluate import evaluate
@@ -49,6 +50,7 @@ app.command("compare")(compare)
 app.command("sweep")(sweep)
 app.command("export")(export)
 app.command("import")(import_)
+app.command("bench")(bench)
 
 
 def main() -> None:
