@@ -43,6 +43,9 @@ __all__ = [
 ATTENTION_BACKENDS = ("sdpa", "eager")
 """Attention backends that take a tree mask."""
 
+GROUPED_SDPA = "sdpa_gqa"
+"""Name under which `ppd_runtime.fused` registers sdpa that shares keys instead of repeating them."""
+
 TREE_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Layers whose memory is one key and value a token, which a tree can share and drop."""
 
@@ -242,8 +245,9 @@ def embedding_size(model: PreTrainedModel) -> int:
 
 
 def attention_backend(model: PreTrainedModel) -> str:
-    """Return the name of the attention backend that the model runs."""
-    return str(text_config(model.config)._attn_implementation)
+    """Return the name of the attention backend that the model runs; how sdpa reads its keys is the kernel plan's."""
+    name = str(text_config(model.config)._attn_implementation)
+    return "sdpa" if name == GROUPED_SDPA else name
 
 
 def default_attention(config: PretrainedConfig) -> str:

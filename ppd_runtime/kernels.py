@@ -2,8 +2,9 @@
 
 On a CPU a step's time is its linear layers, and which routine is fastest for how many rows differs between machines:
 swapped operands were up to 2.9 times faster than ``F.linear`` on one and twice slower on the next. A *kernel plan* says
-which routine serves which row counts. Its name says all of it (``native:1-16,swap:17-48``; ``own`` is the model's own
-layers), so latency profiles record it and ``kernels=NAME`` brings it back. A plan serves tree decoding and plain
+which routine serves which row counts, and which fused operations (`ppd_runtime.fused`) are on. Its name says all of it
+(``gqa,rms,native:1-16,swap:17-48``; ``own`` is the model's own way), so latency profiles record it and ``kernels=NAME``
+brings it back. A plan serves tree decoding and plain
 decoding alike, and never holds a second copy of the weights.
 """
 
@@ -13,14 +14,14 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as own_linear
 
-from ppd_runtime import native
+from ppd_runtime import fused, native
 from ppd_runtime.demo_model import cache_folder
 from treeopt.errors import ModelError
 
@@ -61,8 +62,8 @@ class KernelPlan:
     Parameters
     ----------
     name : str
-        ``own``, or parts ``routine:low-high`` joined by commas, both ends included, in increasing order. Row counts
-        that no part names keep the model's own routine.
+        ``own``, or joined by commas: fused operations (``gqa``, ``rms``), then parts ``routine:low-high``, both ends
+        included, in increasing order. Row counts that no part names keep the model's own routine.
 
     Raises
     ------
@@ -71,7 +72,9 @@ class KernelPlan:
 
     Examples
     --------
-    >>> plan = KernelPlan("native:1-3,swap:5-6")
+    >>> plan = KernelPlan("gqa,native:1-3,swap:5-6")
+    >>> plan.fused
+    ('gqa',)
     >>> plan.parts
     (('native', 1, 3), ('swap', 5, 6))
     >>> plan.routines
@@ -81,6 +84,8 @@ class KernelPlan:
     name: str
 
     def __post_init__(self) -> None:
+        if self.name.split(",")[: len(self.fused)] != list(self.fused):
+            raise ModelError(_bad_name(self.name))
         reached = 0
         for routine, low, high in self.parts:
             if routine not in ROUTINES or not reached < low <= high <= 4096:
@@ -88,11 +93,16 @@ class KernelPlan:
             reached = high
 
     @property
+    def fused(self) -> tuple[str, ...]:
+        """The fused operations of the name."""
+        words = self.name.split(",")
+        return tuple(name for name in fused.FUSED if name in words)
+
+    @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:
         """The parts of the name as ``(routine, low, high)``."""
-        if self.name == OWN:
-            return ()
-        matches = [re.fullmatch(r"([a-z]+):([0-9]{1,4})-([0-9]{1,4})", part) for part in self.name.split(",")]
+        names = [] if self.name == OWN else self.name.split(",")[len(self.fused) :]
+        matches = [re.fullmatch(r"([a-z]+):([0-9]{1,4})-([0-9]{1,4})", name) for name in names]
         if not all(matches):
             raise ModelError(_bad_name(self.name))
         return tuple((match[1], int(match[2]), int(match[3])) for match in matches if match)
@@ -107,8 +117,8 @@ class KernelPlan:
         return tuple(table)
 
     @classmethod
-    def from_routines(cls, routines: list[str]) -> "KernelPlan":
-        """Name the plan whose row count ``i`` (from 0) uses ``routines[i]``.
+    def from_routines(cls, routines: Sequence[str], fused: Sequence[str] = ()) -> "KernelPlan":
+        """Name the plan whose row count ``i`` (from 0) uses ``routines[i]``, with fused operations.
 
         Examples
         --------
@@ -123,12 +133,16 @@ class KernelPlan:
                 parts[-1][2] = rows
             else:
                 parts.append([routine, rows, rows])
-        return cls(",".join(f"{routine}:{low}-{high}" for routine, low, high in parts) or OWN)
+        names = [*fused, *(f"{routine}:{low}-{high}" for routine, low, high in parts)]
+        return cls(",".join(names) or OWN)
 
 
 def _bad_name(name: str) -> str:
     routines = ", ".join(ROUTINES)
-    return f"kernels {name!r}: must be auto, own, or parts like native:1-16,swap:17-48 in order; routines: {routines}"
+    return (
+        f"kernels {name!r}: must be auto, own, or like gqa,rms,native:1-16,swap:17-48 in this order; "
+        f"routines: {routines}"
+    )
 
 
 class PlannedLinear(nn.Linear):
@@ -144,7 +158,7 @@ class PlannedLinear(nn.Linear):
 
 
 def apply_plan(model: nn.Module, plan: KernelPlan) -> None:
-    """Let every plain linear layer of a model, its head included, follow a plan.
+    """Let a model follow a plan: every plain linear layer, its head included, and the fused operations.
 
     The layers stay the same objects with the same parameters, hooks and names; only their class changes, as in
     ``torch.nn.utils.parametrize``. :func:`remove_plan` undoes it.
@@ -162,14 +176,21 @@ def apply_plan(model: nn.Module, plan: KernelPlan) -> None:
         reason = native.unavailable_reason() or _native_misfit(layers)
         if reason is not None:
             raise ModelError(f"kernels {plan.name}: {reason}; use kernels auto or own")
+    missing = sorted(set(plan.fused) - set(fused.usable(model)))
+    if missing:
+        raise ModelError(
+            f"kernels {plan.name}: this model has no use for {', '.join(missing)}; use kernels auto or own"
+        )
+    fused.apply(model, plan.fused)
     table = tuple(ROUTINES[name] for name in plan.routines)
-    for layer in layers:
+    for layer in layers if plan.parts else ():
         layer.__class__ = PlannedLinear
         layer.table = table
 
 
 def remove_plan(model: nn.Module) -> None:
-    """Give a model back its own linear layers."""
+    """Give a model back its own layers and operations."""
+    fused.remove(model)
     for layer in model.modules():
         if type(layer) is PlannedLinear:
             layer.__class__ = nn.Linear
@@ -179,10 +200,9 @@ def remove_plan(model: nn.Module) -> None:
 def planned_name(model: nn.Module) -> str:
     """Return the name of the plan that a model follows."""
     names = {function: name for name, function in ROUTINES.items()}
-    for layer in model.modules():
-        if type(layer) is PlannedLinear:
-            return KernelPlan.from_routines([names[function] for function in layer.table]).name
-    return OWN
+    tables = (layer.table for layer in model.modules() if type(layer) is PlannedLinear)
+    routines = [names[function] for function in next(tables, ())]
+    return KernelPlan.from_routines(routines, fused.applied(model)).name
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:
@@ -228,7 +248,8 @@ def choose_plan(model: nn.Module) -> KernelPlan:
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_folder() / "kernels" / f"{key}.json"
     try:
-        return KernelPlan(json.loads(path.read_text(encoding="utf-8"))["plan"])
+        routines = KernelPlan(json.loads(path.read_text(encoding="utf-8"))["plan"]).routines
+        return KernelPlan.from_routines(routines, fused.usable(model))
     except (OSError, ValueError, KeyError, ModelError):  # not measured yet, or damaged: measure
         pass
     seconds = measure_routines(layers, usable)
@@ -237,7 +258,7 @@ def choose_plan(model: nn.Module) -> KernelPlan:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
         json.dump({**identity, "plan": plan.name, "seconds": seconds}, file, indent=1)
     os.replace(file.name, path)
-    return plan
+    return KernelPlan.from_routines(plan.routines, fused.usable(model))
 
 
 def plan_from_seconds(seconds: dict[str, dict[int, float]]) -> KernelPlan:

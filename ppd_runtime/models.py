@@ -236,6 +236,7 @@ def _explained(place: str) -> Iterator[None]:
 
 
 def _apply_kernels(model: PreTrainedModel, name: str) -> str:
+    kernels.remove_plan(model)  # a plan from an earlier load would hide the layers to choose for
     plan = kernels.choose_plan(model) if name == "auto" else kernels.KernelPlan(name)
     kernels.apply_plan(model, plan)
     return plan.name

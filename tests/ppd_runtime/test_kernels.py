@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ppd_runtime import kernels, native
+from ppd_runtime import fused, hf, kernels, native
 from ppd_runtime.kernels import KernelPlan, PlannedLinear, apply_plan, choose_plan, planned_name, remove_plan
 from tests.ppd_runtime.tiny import tiny_model
 from treeopt.errors import ModelError
@@ -108,17 +108,22 @@ def test_a_kernel_that_computes_something_else_is_not_used(cache, monkeypatch):
         native._load.cache_clear()
 
 
-@given(st.lists(st.sampled_from(list(kernels.ROUTINES)), min_size=1, max_size=60))
-def test_a_name_says_the_whole_plan(routines):
+@given(
+    st.lists(st.sampled_from(list(kernels.ROUTINES)), min_size=1, max_size=60),
+    st.sampled_from([(), ("gqa",), ("rms",), ("gqa", "rms")]),
+)
+def test_a_name_says_the_whole_plan(routines, operations):
     routines[0] = "own"
-    plan = KernelPlan.from_routines(routines)
+    plan = KernelPlan.from_routines(routines, operations)
     assert KernelPlan(plan.name) == plan
+    assert plan.fused == operations
     table = list(plan.routines)
     assert table + ["own"] * (len(routines) - len(table)) == routines
 
 
 @pytest.mark.parametrize(
-    "name", ["", "fast", "swap", "swap:0-3", "swap:5-3", "swap:1-4,native:4-8", "own:1-2,", "auto"]
+    "name",
+    ["", "fast", "swap", "swap:0-3", "swap:5-3", "swap:1-4,native:4-8", "own:1-2,", "auto", "rms,gqa", "swap:2-4,gqa"],
 )
 def test_other_names_are_refused(name):
     with pytest.raises(ModelError, match="kernels"):
@@ -169,7 +174,7 @@ def test_a_choice_is_measured_once_and_remembered(cache, monkeypatch):
         return seconds
 
     monkeypatch.setattr(kernels, "measure_routines", measured)
-    model = tiny_model(dtype=torch.float32)
+    model = tiny_model("gpt-neox", dtype=torch.float32)
     assert choose_plan(model).name == "swap:2-4"
     assert choose_plan(model).name == "swap:2-4"
     assert len(asked) == 1
@@ -178,9 +183,9 @@ def test_a_choice_is_measured_once_and_remembered(cache, monkeypatch):
     path.write_text("{")  # cut short: measured again
     assert choose_plan(model).name == "swap:2-4"
     assert len(asked) == 2
-    assert choose_plan(tiny_model(dtype=torch.bfloat16)).name == "swap:2-4"
+    assert choose_plan(tiny_model("gpt-neox", dtype=torch.bfloat16)).name == "swap:2-4"
     assert len(asked) == 3, "another type is another choice"
-    assert choose_plan(tiny_model(dtype=torch.float64)).name == "own"
+    assert choose_plan(tiny_model("gpt-neox", dtype=torch.float64)).name == "own"
     assert len(asked) == 3
 
 
@@ -196,3 +201,59 @@ def test_every_routine_is_measured_at_every_row_count():
 def test_noise_does_not_choose():
     seconds = {"own": {1: 1.0, 2: 1.0, 3: 1.0}, "swap": {1: 0.99, 2: 0.9, 3: 1.0}, "native": {1: 1.01, 2: 1.1, 3: 0.8}}
     assert kernels.plan_from_seconds(seconds).name == "native:1-1,swap:2-2,native:3-3"
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "expected"),
+    [
+        ("llama", torch.float32, ("gqa", "rms")),
+        ("llama", torch.bfloat16, ("gqa",)),
+        ("qwen3", torch.float32, ("gqa", "rms")),
+        ("gemma", torch.float32, ("gqa",)),  # its norms add 1 to their weights
+        ("gemma2", torch.float32, ()),  # eager attention
+        ("gpt-neox", torch.float32, ()),  # every query head has its own keys
+        ("gpt2", torch.float32, ()),
+    ],
+)
+def test_fused_operations_are_used_where_they_compute_the_same(family, dtype, expected):
+    model = tiny_model(family, dtype=dtype)
+    assert fused.usable(model) == expected
+    ids = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(0))
+    own, classes = rows_of(model, ids), [type(module) for module in model.modules()]
+    fused.apply(model, expected)
+    assert fused.applied(model) == expected
+    # Row by row attention is the same arithmetic; norms round alike in float32.
+    torch.testing.assert_close(rows_of(model, ids), own, rtol=0, atol=5e-6 if "rms" in expected else 0)
+    fused.remove(model)
+    assert fused.applied(model) == ()
+    assert [type(module) for module in model.modules()] == classes
+    assert torch.equal(rows_of(model, ids), own)
+
+
+def rows_of(model, ids):
+    """Logits of a tree: two branches below the third token."""
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    mask[6:, 3:6] = False
+    with torch.inference_mode():
+        return hf.forward_rows(
+            model,
+            inputs_embeds=hf.embed_tokens(model, ids),
+            mask=mask[None, None],
+            position_ids=torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4, 5]]),
+            cache=None,
+        )
+
+
+def test_shared_keys_keep_the_models_own_generation_right():
+    """Left padding needs a mask, which transformers builds only for attention that it knows."""
+    model = tiny_model(dtype=torch.float32)
+    ids, padding = torch.tensor([[0, 0, 5, 6, 7], [3, 4, 5, 6, 7]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    own = model.generate(ids, attention_mask=padding, max_new_tokens=6, do_sample=False)
+    apply_plan(model, KernelPlan("gqa"))
+    assert torch.equal(model.generate(ids, attention_mask=padding, max_new_tokens=6, do_sample=False), own)
+    assert hf.attention_backend(model) == "sdpa"
+
+
+def test_fused_operations_that_do_not_fit_are_refused():
+    with pytest.raises(ModelError, match="no use for gqa"):
+        apply_plan(tiny_model("gpt2", dtype=torch.float32), KernelPlan("gqa"))
