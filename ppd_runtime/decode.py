@@ -27,7 +27,7 @@ from ppd_runtime import hf
 from ppd_runtime.buffers import StateBuffers
 from ppd_runtime.guesses import NO_GUESS
 from ppd_runtime.prefill import prefill
-from ppd_runtime.session import Clock, Session, Text, clear_memory_errors, enter_state, refuse_nan
+from ppd_runtime.session import Clock, Session, Text, choose_trees, clear_memory_errors, enter_state, refuse_nan
 
 __all__ = ["Pass", "Session", "Text", "Walk", "commit", "decode", "forward", "prefill", "propose", "step", "verify"]
 
@@ -77,6 +77,7 @@ def decode(session: Session) -> Iterator[tuple[Text, list[int]]]:
         if len(running) < len(session.texts):
             session.texts = [session.texts[b] for b in running]
             session.cache.keep_batch_rows(running)
+        choose_trees(session)
         yield from step(session)
 
 

@@ -21,7 +21,7 @@ from ppd_runtime.settings import Settings
 from ppd_runtime.stopping import StopRule, TextStream
 from treeopt.artifact import digest
 from treeopt.errors import DecodeError
-from treeopt.types import DecodeRun, TreeDesign
+from treeopt.types import DecodeRun, SwitchTable, TreeDesign
 
 __all__ = ["Generation", "TextPiece", "generate", "open_session", "run_of", "session_of", "stream"]
 
@@ -72,7 +72,7 @@ class TextPiece:
 def generate(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    design: TreeDesign | None = None,
+    design: TreeDesign | SwitchTable | None = None,
     source: GuessSource | None = None,
     settings: Settings | None = None,
     *,
@@ -86,8 +86,8 @@ def generate(
         From `load_model` or `wrap_model`.
     prompts : sequence of str or of sequences of int
         Texts (put into the model's chat template) or token ids. Each ends on its own and comes out as it would alone.
-    design : TreeDesign, optional
-        The trees; None is plain decoding, exactly one token a pass.
+    design : TreeDesign or SwitchTable, optional
+        The trees, or designs to switch between while decoding; None is plain decoding, exactly one token a pass.
     source : GuessSource, optional
         Where guesses come from; needed with a design.
     settings : Settings, optional
@@ -119,7 +119,7 @@ def generate(
 def stream(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    design: TreeDesign | None = None,
+    design: TreeDesign | SwitchTable | None = None,
     source: GuessSource | None = None,
     settings: Settings | None = None,
     *,
@@ -144,7 +144,7 @@ def stream(
 def open_session(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    design: TreeDesign | None,
+    design: TreeDesign | SwitchTable | None,
     source: GuessSource | None,
     settings: Settings,
     *,
@@ -172,13 +172,13 @@ def open_session(
 def session_of(
     loaded: LoadedModel,
     texts: Sequence[Text],
-    design: TreeDesign | None,
+    design: TreeDesign | SwitchTable | None,
     source: GuessSource | None,
     max_new_tokens: int,
     cache: str,
 ) -> Session:
     """Compile the design and allocate the cache for some texts."""
-    trees, source = _compile(loaded, design, source)
+    designs, source = _compile(loaded, design, source)
     if cache == "graph" and loaded.device.type != "cuda":
         raise DecodeError(f"cache: graph needs a CUDA device, the model is on {loaded.device}; use dynamic or static")
     static = cache != "dynamic"
@@ -187,7 +187,8 @@ def session_of(
     longest = max(len(text.prompt_ids) for text in texts)
     if loaded.context_limit is not None:
         ahead = min(ahead, max(0, loaded.context_limit - longest))
-    capacity = longest + ahead + max(num_prompt_rows, *(tree.pass_tokens for tree in trees))
+    widest = max(tree.pass_tokens for trees in designs for tree in trees)
+    capacity = longest + ahead + max(num_prompt_rows, widest)
     return Session(
         loaded=loaded,
         forward=GraphedForward() if cache == "graph" else hf.forward_rows,
@@ -199,29 +200,36 @@ def session_of(
             static=static,
         ),
         texts=list(texts),
-        trees=trees,
+        trees=designs[0],
         source=source,
+        switch=design if isinstance(design, SwitchTable) else None,
+        designs=designs,
     )
 
 
 def _compile(
-    loaded: LoadedModel, design: TreeDesign | None, source: GuessSource | None
-) -> tuple[tuple[StateBuffers, ...], GuessSource | None]:
+    loaded: LoadedModel, design: TreeDesign | SwitchTable | None, source: GuessSource | None
+) -> tuple[tuple[tuple[StateBuffers, ...], ...], GuessSource | None]:
+    """Return the trees of every entry of a switching table, or of the one design there is."""
     if design is None:
-        return (plain_buffers(loaded.device),), None
+        return ((plain_buffers(loaded.device),),), None
     if source is None:
         raise DecodeError(
             "guesses: a tree needs a source of guesses; give prompt tokens, or use free or lookup guesses"
         )
-    trees = compile_design(
-        design,
-        num_distances=source.num_distances,
-        vocab_size=hf.vocab_size(loaded.model),
-        num_epts=source.num_epts,
-        visibility=source.visibility,
-        device=loaded.device,
-    )
-    return trees, source
+    compiled: dict[TreeDesign, tuple[StateBuffers, ...]] = {}
+    wanted = [entry.tree for entry in design.entries] if isinstance(design, SwitchTable) else [design]
+    for each in wanted:
+        if each not in compiled:
+            compiled[each] = compile_design(
+                each,
+                num_distances=source.num_distances,
+                vocab_size=hf.vocab_size(loaded.model),
+                num_epts=source.num_epts,
+                visibility=source.visibility,
+                device=loaded.device,
+            )
+    return tuple(compiled[each] for each in wanted), source
 
 
 def _open_text(
@@ -266,7 +274,9 @@ def _rule(loaded: LoadedModel, index: int, prompt_length: int, settings: Setting
     return TokenRule(processors, generator, settings.typical)
 
 
-def _result(loaded: LoadedModel, text: Text, design: TreeDesign | None, source: GuessSource | None) -> Generation:
+def _result(
+    loaded: LoadedModel, text: Text, design: TreeDesign | SwitchTable | None, source: GuessSource | None
+) -> Generation:
     return Generation(
         text.prompt_ids, tuple(text.new_ids), _text_of(loaded, text), run_of(loaded, text, design, source)
     )
@@ -280,7 +290,9 @@ def _text_of(loaded: LoadedModel, text: Text) -> str | None:
     return text.stop.text.finish()
 
 
-def run_of(loaded: LoadedModel, text: Text, design: TreeDesign | None, source: GuessSource | None) -> DecodeRun:
+def run_of(
+    loaded: LoadedModel, text: Text, design: TreeDesign | SwitchTable | None, source: GuessSource | None
+) -> DecodeRun:
     """Return the record of a text that has ended."""
     parts = {name: text.step_s.get(name, 0.0) for name in ("forward", "propose", "verify", "commit")}
     return DecodeRun(

@@ -17,8 +17,9 @@ from ppd_runtime.models import LoadedModel
 from ppd_runtime.sampling import TokenRule
 from ppd_runtime.stopping import StopRule
 from treeopt.errors import DecodeError
+from treeopt.types import SwitchTable
 
-__all__ = ["Clock", "Session", "Text", "clear_memory_errors", "enter_state", "refuse_nan"]
+__all__ = ["Clock", "Session", "Text", "choose_trees", "clear_memory_errors", "enter_state", "refuse_nan"]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,8 @@ class Session:
         Entry ``k`` for state ``k``.
     source : GuessSource, optional
         Where guesses come from; None for plain decoding.
+    switch : SwitchTable, optional
+        Designs to switch between; ``designs`` are the compiled trees of its entries.
     """
 
     loaded: LoadedModel
@@ -80,6 +83,8 @@ class Session:
     texts: list[Text]
     trees: tuple[StateBuffers, ...]
     source: GuessSource | None = None
+    switch: SwitchTable | None = None
+    designs: tuple[tuple[StateBuffers, ...], ...] = ()
     warned: bool = False
 
     @property
@@ -100,10 +105,20 @@ class Session:
 
     def decode_plainly(self) -> None:
         """Give up guessing for the rest of the call."""
-        self.source = None
+        self.source = self.switch = None
         self.trees = (plain_buffers(self.loaded.device),)
         for text in self.texts:
             text.guesser, text.state, text.guess_logits = None, 0, None
+
+
+def choose_trees(session: Session) -> None:
+    """Take the design that the switching table has for the texts still running and the longest context among them.
+
+    A state means the same in every design, the number of prompt tokens that guesses were made with, so a text's next
+    tree may come from another design than its last one.
+    """
+    if session.switch is not None:
+        session.trees = session.designs[session.switch.place(len(session.texts), max(session.cache.lengths))]
 
 
 def enter_state(session: Session, text: Text, prompt_tokens: int, position: int, logits: Tensor) -> None:

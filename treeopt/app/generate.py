@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ppd_runtime import GuessSource, LoadedModel, PromptTokens, Settings, TextPiece, guess_source, load_prompt_tokens
 from ppd_runtime import stream as stream_batch
-from treeopt.artifact import read_document
+from treeopt.artifact import from_document, read_json
 from treeopt.bundled import load_acceptance
 from treeopt.errors import DocumentError
 from treeopt.search import search
-from treeopt.types import AcceptanceTable, DecodeRun, TreeDesign
+from treeopt.types import AcceptanceTable, DecodeRun, SwitchTable, TreeDesign
 
 __all__ = ["Plan", "Stats", "default_budget", "plan_decoding", "statistics", "stream_prompts"]
 
@@ -28,9 +28,9 @@ ROUGH_MARGINALS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What decodes: a design and its source of guesses; both None for plain decoding."""
+    """What decodes: a design, or several to switch between, and its source of guesses; both None for plain decoding."""
 
-    design: TreeDesign | None
+    design: TreeDesign | SwitchTable | None
     source: GuessSource | None
 
 
@@ -54,7 +54,8 @@ def plan_decoding(
     loaded : LoadedModel
         The model.
     tree : str, optional
-        File of a tree design, or ``none`` for plain decoding; without it one is searched for the guesses.
+        File of a tree design or of a switching table, or ``none`` for plain decoding; without it one is searched for
+        the guesses.
     guesses : {"prompt", "free", "lookup"}, optional
         Source of guesses. Without it: prompt tokens where there are some for this model; else lookup for a tree that
         counts no prompt tokens, or for none; else free.
@@ -70,7 +71,7 @@ def plan_decoding(
     """
     if tree == "none":
         return Plan(None, None)
-    design = None if tree is None else read_document(tree, TreeDesign)
+    design = None if tree is None else _read_design(tree)
     if guesses is None:
         needs_none = design is not None and design.tokens_per_prompt_token == 0
         has_tokens = prompt_tokens is not None or _shipped(loaded) is not None
@@ -81,6 +82,13 @@ def plan_decoding(
     if design is None:
         design = search(_table(loaded, source, own=prompt_tokens is None), budget or default_budget(loaded))
     return Plan(design, source)
+
+
+def _read_design(path: str) -> TreeDesign | SwitchTable:
+    document: object = from_document(read_json(path), path)
+    if not isinstance(document, TreeDesign | SwitchTable):
+        raise DocumentError(f"{path}: is a {type(document).__name__}; give a tree design or a switching table")
+    return document
 
 
 def _shipped(loaded: LoadedModel) -> str | None:
@@ -145,7 +153,7 @@ class Stats:
     tokens_per_step : float or None
         Achieved tau; each text's first token is prefill's.
     expected_tokens_per_step : float or None
-        The design's acceptance length.
+        The design's acceptance length; None for a switching table.
     tokens_per_second : float or None
         Of texts decoded one by one, or of one batch, whose texts share the time.
     occupancy : tuple of float
@@ -166,14 +174,14 @@ class Stats:
     forward_s: float
 
 
-def statistics(runs: Sequence[DecodeRun], design: TreeDesign | None, *, batch_size: int = 1) -> Stats:
+def statistics(runs: Sequence[DecodeRun], design: TreeDesign | SwitchTable | None, *, batch_size: int = 1) -> Stats:
     """Add up what several texts took.
 
     Parameters
     ----------
     runs : sequence of DecodeRun
         In the order of the prompts.
-    design : TreeDesign or None
+    design : TreeDesign, SwitchTable or None
         What decoded them.
     batch_size : int
         Texts that were decoded together; a batch takes as long as its slowest text.
@@ -184,12 +192,13 @@ def statistics(runs: Sequence[DecodeRun], design: TreeDesign | None, *, batch_si
     decode_s = sum(max(run.decode_s for run in batch) for batch in batches)
     num_states = max((len(run.steps_per_state) for run in runs), default=0)
     steps = [sum(run.steps_per_state[k] for run in runs if k < len(run.steps_per_state)) for k in range(num_states)]
+    expected = 1.0 if design is None else design.acceptance_length if isinstance(design, TreeDesign) else None
     return Stats(
         num_texts=len(runs),
         num_steps=num_steps,
         num_new_tokens=sum(run.num_new_tokens for run in runs),
         tokens_per_step=num_tokens / num_steps if num_steps else None,
-        expected_tokens_per_step=1.0 if design is None else design.acceptance_length,
+        expected_tokens_per_step=expected,
         tokens_per_second=num_tokens / decode_s if decode_s else None,
         occupancy=tuple(each / num_steps for each in steps) if num_steps else (),
         prefill_s=sum(max(run.prefill_s for run in batch) for batch in batches),
