@@ -208,7 +208,7 @@ def ratio_of_totals(ours: Sequence[Timing], theirs: Sequence[Timing], *, seed: i
         )
 
     def ratio(totals: Any) -> Any:
-        return totals[..., 0] / totals[..., 1] * totals[..., 3] / totals[..., 2]
+        return (totals[..., 0] / totals[..., 2]) * (totals[..., 3] / totals[..., 1])
 
     return _bootstrap(columns, ratio, seed)
 

@@ -13,6 +13,7 @@ from treeopt.cli.bench import bench
 from treeopt.cli.compare import compare
 from treeopt.cli.convert import export, import_
 from treeopt.cli.evaluate import evaluate
+from treeopt.cli.plot import app as plot
 from treeopt.cli.search import search
 from treeopt.cli.show import show
 from treeopt.cli.sweep import sweep
@@ -51,6 +52,7 @@ app.command("sweep")(sweep)
 app.command("export")(export)
 app.command("import")(import_)
 app.command("bench")(bench)
+app.add_typer(plot, name="plot")
 
 
 def main() -> None:

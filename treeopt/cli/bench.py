@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treeopt.cli.common import AcceptanceModel, AsJson, Database, note, one_of, parse_budgets, print_json, progress_bar
+from treeopt.cli.common import (
+    AcceptanceModel,
+    AsJson,
+    Budgets,
+    Database,
+    note,
+    one_of,
+    parse_budgets,
+    print_json,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,15 +35,6 @@ Prompts = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--num-prompts", min=1, help="Take this many prompts of the file.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens to write at most, per prompt.")]
-BenchBudgets = Annotated[
-    str,
-    typer.Option(
-        "--budgets",
-        metavar="LIST",
-        help="Tokens per pass, one design each: 1,4,8,16 or 4-64:4.",
-        callback=lambda value: value if parse_budgets(value) else value,
-    ),
-]
 Objective = Annotated[
     str,
     typer.Option(
@@ -120,7 +121,7 @@ def bench(
     prompts: Prompts = None,
     num_prompts: Limit = None,
     max_new_tokens: MaxNewTokens = 64,
-    budgets: BenchBudgets = "1,4,8,16",
+    budgets: Budgets = "1,4,8,16",
     objective: Objective = "tau",
     acceptance_model: AcceptanceModel = "independent",
     guesses: Guesses = None,
