@@ -15,9 +15,10 @@ from transformers.generation.logits_process import (
 
 from ppd_runtime import Settings, Typical, generate, hf
 from ppd_runtime.decode import _walk, decode
-from ppd_runtime.generate import open_session
+from ppd_runtime.generate import open_session, session_of
 from ppd_runtime.models import LoadedModel, wrap_model
 from ppd_runtime.sampling import TokenRule, check_processors, generation_processors
+from ppd_runtime.session import Text
 from tests.ppd_runtime.designs import make_design, uniform_design
 from tests.ppd_runtime.forged import ForgedGuesses
 from tests.ppd_runtime.tiny import tiny_model
@@ -62,14 +63,25 @@ class ManyTexts:
     def __init__(
         self, loaded: LoadedModel, design: TreeDesign, source: ForgedGuesses, settings: Settings, batch: int = 2500
     ) -> None:
-        self.arguments = (loaded, [PROMPT] * batch, design, source)
+        self.arguments = (loaded, design, source)
         self.settings = settings
         self.batch = batch
 
     def counts(self, length: int) -> torch.Tensor:
+        loaded, design, source = self.arguments
         counts = torch.zeros(VOCAB**length)
         for start in range(0, SAMPLES, self.batch):
-            session, texts = open_session(*self.arguments, replace(self.settings, seed=start))
+            # Texts share the processors of one that was opened as users open it: building them is what takes time.
+            _, (model_text,) = open_session(loaded, [PROMPT], design, source, self.settings)
+            texts = [
+                Text(
+                    model_text.prompt_ids,
+                    replace(model_text.rule, generator=torch.Generator().manual_seed(start + index)),
+                    model_text.stop,
+                )
+                for index in range(self.batch)
+            ]
+            session = session_of(loaded, texts, design, source, length, "dynamic")
             for _ in decode(session):
                 pass
             for text in texts:
