@@ -25,7 +25,7 @@ SearchLatency = Annotated[
         "--latency",
         metavar="auto|none|FILE|NAME",
         help="Latency profile: this device's stored one if there is one, none, a file, or a stored profile's digest. "
-        "With one, tokens per second are maximised. Schedules of --target take one per batch size.",
+        "With one, tokens per second are maximised. Schedules of --target and switching tables take several.",
     ),
 ]
 DEFAULT_LATENCY = ["auto"]
@@ -58,6 +58,18 @@ Context = Annotated[
     int | None, typer.Option("--context", min=0, help="Context length, tokens, that --latency auto should be near to.")
 ]
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size that --latency auto should be near to.")]
+Contexts = Annotated[
+    str | None,
+    typer.Option(
+        "--contexts",
+        metavar="LIST",
+        help="Make a switching table: a small set of designs, and the ranges of context length and batch size where "
+        "each is best, as in 128,1024,8192. Every pair must have been profiled.",
+    ),
+]
+Batches = Annotated[
+    str | None, typer.Option("--batches", metavar="LIST", help="Batch sizes of a switching table, as in 1,2,4.")
+]
 MaxDepth = Annotated[int | None, typer.Option("--max-depth", min=1, help="With --target: heads, or most draft steps.")]
 DraftSeconds = Annotated[
     float, typer.Option("--draft-s", min=0.0, help="With --target: seconds per level of the engine's draft model.")
@@ -70,6 +82,8 @@ def search(
     latency: SearchLatency = DEFAULT_LATENCY,
     context: Context = None,
     batch: Batch = None,
+    contexts: Contexts = None,
+    batches: Batches = None,
     method: Method = "exact",
     acceptance_model: AcceptanceModel = "independent",
     replay: Ranks = None,
@@ -88,6 +102,18 @@ def search(
     from treeopt.artifact import read_document, to_document, write_document
     from treeopt.types import RankRecord
 
+    if contexts is not None or batches is not None:
+        from treeopt.cli.switch import parse_numbers, search_switch_table
+
+        if target is not None or replay is not None:
+            name = "--target" if target is not None else "--replay"
+            raise typer.BadParameter("does not go with --contexts and --batches", param_hint=name)
+        wanted_batches = parse_numbers(str(batch or 1) if batches is None else batches, "--batches")
+        wanted_contexts = parse_numbers(str(context or 512) if contexts is None else contexts, "--contexts")
+        search_switch_table(
+            acceptance, latency, budget, wanted_batches, wanted_contexts, method, acceptance_model, out, as_json, db
+        )
+        return
     if target is not None:
         _refuse_beside_target(method=method != "exact", replay=replay is not None, json=as_json)
         _search_for_target(target, acceptance, latency, budget, acceptance_model, max_depth, draft_s, out, db)
