@@ -93,7 +93,8 @@ def best_widths(table: AcceptanceTable, clock: Clock) -> Best:
     best = clock.no_speculation()
     for depth in range(1, m + 1) if clock.draft_s else [m]:
         widest = level_widths(table.marginals[:depth])
-        for size in clock.sizes():
+        # Without a clock the largest size holds every tree.
+        for size in clock.sizes() if clock.latency else [clock.budget]:
             gain, widths = widest(0, 1, size - 1)
             best = best.or_better(1.0 + gain, clock.seconds(size, depth), widths)
     return best
@@ -105,6 +106,11 @@ def level_widths(rows: Sequence[Sequence[float]]) -> Callable[[int, int, int], t
     ``nodes`` nodes of that level share ``left`` tokens evenly: all their subtrees are alike.
     """
     right = [list(accumulate(row)) for row in rows]
+    # No subtree is worth more than one of all ranks, nor more than its tokens at the best share of a level.
+    most = [0.0]
+    for row in reversed(right):
+        most.insert(0, row[-1] * (1.0 + most[0]))
+    best_share = [max(row) for row in rows] + [0.0]
 
     @cache
     def widest(level: int, nodes: int, left: int) -> tuple[float, tuple[int, ...]]:
@@ -112,6 +118,9 @@ def level_widths(rows: Sequence[Sequence[float]]) -> Callable[[int, int, int], t
         if level == len(right):
             return best
         for width in range(1, min(len(right[level]), left // nodes) + 1):
+            each = (left - nodes * width) // (nodes * width)
+            if right[level][width - 1] * (1.0 + min(most[level + 1], each * best_share[level + 1])) <= best[0]:
+                continue
             below, widths = widest(level + 1, nodes * width, left - nodes * width)
             gain = right[level][width - 1] * (1.0 + below)
             if gain > best[0]:
