@@ -91,7 +91,7 @@ def test_terminals_without_box_drawing_get_ascii(tree: Path) -> None:
     [
         (("--state", 4), "states 0 to 3"),
         (("--state", -1), "--state"),
-        (("--out", "tree.txt"), ".png, .svg or .pdf"),
+        (("--out", "tree.txt"), ".png, .svg, .pdf"),
         (("--acceptance-model", "psychic"), "independent or joint"),
     ],
 )

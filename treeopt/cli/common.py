@@ -13,6 +13,7 @@ import typer
 from treeopt.types import MAX_BUDGET
 
 __all__ = [
+    "PICTURES",
     "Acceptance",
     "AcceptanceModel",
     "AsJson",
@@ -22,6 +23,7 @@ __all__ = [
     "FigureOut",
     "Latency",
     "Seed",
+    "file_ending",
     "note",
     "one_of",
     "parse_budgets",
@@ -73,9 +75,10 @@ FigureOut = Annotated[
         "--out",
         metavar="FILE",
         help="Write a picture to this file: .png, .svg or .pdf.",
-        callback=lambda value: _picture_file(value),
+        callback=lambda value: file_ending(value, PICTURES),
     ),
 ]
+PICTURES = (".png", ".svg", ".pdf")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 _QUIET_S = 1.0
@@ -121,9 +124,10 @@ def _checked_budgets(text: str) -> str:
     return text
 
 
-def _picture_file(path: str | None) -> str | None:
-    if path is not None and not path.lower().endswith((".png", ".svg", ".pdf")):
-        raise typer.BadParameter(f"must end in .png, .svg or .pdf, not {path!r}")
+def file_ending(path: str | None, endings: tuple[str, ...]) -> str | None:
+    """Return the file named by an option that knows a few endings; anything else is wrong usage."""
+    if path is not None and not path.lower().endswith(endings):
+        raise typer.BadParameter(f"must end in {', '.join(endings)}, not {path!r}")
     return path
 
 

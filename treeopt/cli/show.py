@@ -1,10 +1,13 @@
 """``treeopt show``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treeopt.cli.common import AsJson, FigureOut, note, one_of, print_json, shows_unicode
+from treeopt.cli.common import PICTURES, AsJson, file_ending, note, one_of, print_json, shows_unicode
+
+if TYPE_CHECKING:
+    from treeopt.app.show import ShownDesign
 
 __all__ = ["show"]
 
@@ -33,7 +36,15 @@ def show(
         ),
     ] = None,
     state: Annotated[int | None, typer.Option("--state", min=0, help="Show the tree of this state only.")] = None,
-    out: FigureOut = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Write a picture (.png, .svg, .pdf) or a graph for other tools (.graphml) to this file.",
+            callback=lambda value: file_ending(value, (*PICTURES, ".graphml")),
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw the trees of a design: in the terminal, and as a figure with --out.
@@ -49,11 +60,7 @@ def show(
         raise typer.BadParameter(f"this design has the states 0 to {design.num_distances}", param_hint="--state")
     states = None if state is None else [state]
     if out is not None:
-        from treeopt.picture import design_figure
-        from treeopt.plot import check_figure_path, save_figure
-
-        check_figure_path(out)
-        save_figure(design_figure(design, trie, states, model=shown.model), out)
+        _write(shown, states, out)
     if as_json:
         print_json(describe_design(design, trie, states))
         return
@@ -62,3 +69,17 @@ def show(
     typer.echo(draw_design(design, trie, states, ascii_only=not shows_unicode()))
     if out is not None:
         note(f"written to {out}")
+
+
+def _write(shown: "ShownDesign", states: list[int] | None, out: str) -> None:
+    if out.lower().endswith(".graphml"):
+        from treeopt.artifact import write_bytes
+        from treeopt.graph import graphml
+
+        write_bytes(graphml(shown.design, shown.trie, states), out)
+        return
+    from treeopt.picture import design_figure
+    from treeopt.plot import check_figure_path, save_figure
+
+    check_figure_path(out)
+    save_figure(design_figure(shown.design, shown.trie, states, model=shown.model), out)
