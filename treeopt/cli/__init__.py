@@ -12,12 +12,18 @@ from treeopt._version import __version__
 from treeopt.cli.bench import bench
 from treeopt.cli.compare import compare
 from treeopt.cli.convert import export, import_
+from treeopt.cli.db import app as db_app
+from treeopt.cli.demo import demo
 from treeopt.cli.evaluate import evaluate
+from treeopt.cli.generate import generate
+from treeopt.cli.measure import measure
 from treeopt.cli.plot import app as plot
+from treeopt.cli.profile import app as profile_app
 from treeopt.cli.search import search
 from treeopt.cli.show import show
 from treeopt.cli.sweep import sweep
 from treeopt.cli.tables import tables
+from treeopt.cli.train import train
 from treeopt.errors import TreeOptError
 
 __all__ = ["app", "main"]
@@ -52,7 +58,13 @@ app.command("sweep")(sweep)
 app.command("export")(export)
 app.command("import")(import_)
 app.command("bench")(bench)
+app.command("demo")(demo)
 app.add_typer(plot, name="plot")
+app.command("generate")(generate)
+app.command("measure")(measure)
+app.command("train")(train)
+app.add_typer(profile_app, name="profile")
+app.add_typer(db_app, name="db")
 
 
 def main() -> None:
