@@ -38,14 +38,16 @@ TIE_GAPS = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 0.25, "float16": 0.03}
 """Gap between the two best logits below which a difference counts as a tie. In half precision logits near 20 are spaced
 0.125 (bfloat16) and 0.016 (float16) apart, so two spacings."""
 
-DEEP = [(0,), (0, 0), (0, 0, 0), (1,), (0, 1), (1, 0), (1, 0, 0), (0, 0, 1), (2,)]
-WIDE = [(rank,) for rank in range(12)] + [(0, rank) for rank in range(3)]
+DEEP = [(0,), (0, 0), (0, 0, 0), (1,), (0, 1), (1, 0)]
+WIDE = [(rank,) for rank in range(8)] + [(0, 0)]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 
 
 def design_of(paths: Sequence[tuple[int, ...]], e: int) -> TreeDesign:
-    """Build a design of these candidates: the root carries all prompt tokens, a candidate one; the empty one none."""
-    held = {(): NUM_DISTANCES if paths or not e else 0} | dict.fromkeys(paths, 1 if e else NUM_DISTANCES)
+    """Build a design of these candidates: a root with candidates carries all prompt tokens, the best of them one."""
+    held = {(): NUM_DISTANCES if paths or not e else 0} | dict.fromkeys(paths, 0 if e else NUM_DISTANCES)
+    if paths and e:
+        held[0,] = 1
     trees = tuple(
         SparseTree.from_prompt_tokens({path: count for path, count in held.items() if len(path) <= state})
         for state in range(NUM_DISTANCES + 1)
