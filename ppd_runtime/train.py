@@ -20,14 +20,14 @@ from ppd_runtime.answers import Text
 from ppd_runtime.groups import group_attention, group_logits, text_pass
 from ppd_runtime.losses import distillation_loss
 from ppd_runtime.models import LoadedModel
-from ppd_runtime.prompt_tokens import MASKS, MAX_DISTANCES
+from ppd_runtime.prompt_tokens import MASKS, MAX_DISTANCES, PromptTokens
 from treeopt.errors import InvalidValueError, TrainingError
 
 __all__ = ["TrainingPlan", "TrainingState", "initial_state", "learning_rate_at", "train_steps", "usable_texts"]
 
 LOSSES = ("distillation", "labels")
 INSERTIONS = ("random", "end")
-STARTS = ("text", "vocabulary", "random")
+STARTS = ("text", "vocabulary", "random", "given")
 
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
@@ -62,9 +62,9 @@ class TrainingPlan:
         KL to the model's own predictions, or cross-entropy to the tokens of the text.
     insertion : {"random", "end"}
         Random positions, or one group at the end of each text.
-    start : {"text", "vocabulary", "random"}
-        What the embeddings start from: the mean of a few text tokens, of the whole vocabulary, or noise of the same
-        length. EPTs get a little noise on top, so that they differ.
+    start : {"text", "vocabulary", "random", "given"}
+        What the embeddings start from: the mean of a few text tokens, of the whole vocabulary, noise of the same
+        length, or prompt tokens from before. EPTs get a little noise on top of means, so that they differ.
     seed : int
         Order of the texts, positions and noise.
     """
@@ -128,19 +128,33 @@ class TrainingState:
     loss: float = math.nan
 
 
-def initial_state(loaded: LoadedModel, plan: TrainingPlan) -> TrainingState:
+def initial_state(loaded: LoadedModel, plan: TrainingPlan, given: PromptTokens | None = None) -> TrainingState:
     """Make the state before the first step.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+        The model.
+    plan : TrainingPlan
+        Says what to start from.
+    given : PromptTokens, optional
+        The prompt tokens of ``start="given"``.
 
     Raises
     ------
     TrainingError
-        When the start is a text and the model comes without a tokenizer.
+        When the start is a text and the model comes without a tokenizer, or given prompt tokens do not fit the plan.
     """
     matrix = loaded.model.get_input_embeddings().weight.detach().float().cpu()
     generator = torch.Generator().manual_seed(plan.seed)
     shape = (plan.num_distances, plan.num_epts, matrix.shape[1])
     noise = torch.randn(shape, generator=generator)
-    if plan.start == "random":
+    if plan.start == "given":
+        found = None if given is None else tuple(given.embeddings.shape)
+        if found != shape:
+            raise TrainingError(f"start: prompt tokens of the shape {shape} are needed to start from, not {found}")
+        embeddings = given.embeddings.clone()
+    elif plan.start == "random":
         embeddings = noise * matrix.norm(dim=1).mean() / math.sqrt(matrix.shape[1])
     else:
         embeddings = _mean_embedding(loaded, plan.start).float().cpu().expand(shape).clone()
@@ -243,8 +257,13 @@ def train_steps(
     Raises
     ------
     TrainingError
-        When a loss or gradient is not finite; the state yielded last is still good.
+        When a loss or gradient is not finite (the state yielded last is still good), or the texts of a step cannot be
+        shared out evenly.
     """
+    if plan.texts_per_step % num_processes:
+        raise TrainingError(
+            f"texts_per_step: is {plan.texts_per_step}; {num_processes} processes need a multiple of their number"
+        )
     size = plan.num_distances * plan.num_epts
     # With gradient in an ordinary backward pass the model would keep its weights' activations for nothing.
     loaded.model.requires_grad_(False)

@@ -14,6 +14,7 @@ from ppd_runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ppd_runtime.groups import group_logits, text_pass
 from ppd_runtime.losses import distillation_loss
 from ppd_runtime.models import LoadedModel, wrap_model
+from ppd_runtime.prompt_tokens import random_prompt_tokens
 from ppd_runtime.train import (
     TrainingPlan,
     TrainingState,
@@ -157,6 +158,8 @@ def test_shares_of_several_processes_add_up_to_one_run(loaded: LoadedModel, text
                 loaded, plan, texts, initial_state(loaded, plan), rank=rank, num_processes=2, reduce_mean=collect
             )
         )
+    with pytest.raises(TrainingError, match="3 processes need a multiple"):
+        next(train_steps(loaded, plan, texts, initial_state(loaded, plan), num_processes=3))
     mean = (gradients[0] + gradients[1]) / 2
     torch.testing.assert_close(0.1 * mean, alone.exp_avg, rtol=1e-5, atol=1e-8)
 
@@ -200,6 +203,11 @@ def test_starts_come_from_text_token_embeddings(loaded: LoadedModel) -> None:
     torch.testing.assert_close(state.embeddings, mean.expand(3, 1, -1).clone())
     ensembles = initial_state(loaded, replace(PLAN, start="vocabulary", num_epts=4)).embeddings
     assert not torch.equal(ensembles[:, 0], ensembles[:, 1])
+    before = random_prompt_tokens(32, 3)
+    assert torch.equal(initial_state(loaded, replace(PLAN, start="given"), before).embeddings, before.embeddings)
+    for wrong in (None, random_prompt_tokens(32, 2)):
+        with pytest.raises(TrainingError, match=r"start: prompt tokens of the shape \(3, 1, 32\) are needed"):
+            initial_state(loaded, replace(PLAN, start="given"), wrong)
     with pytest.raises(TrainingError, match="start: text needs a tokenizer"):
         initial_state(loaded, replace(PLAN, start="text"))
 

@@ -97,6 +97,7 @@ def train_prompt_tokens(
     texts: Sequence[Text],
     folder: str | Path,
     *,
+    given: PromptTokens | None = None,
     held_out: Sequence[Text] = (),
     record: dict[str, object] | None = None,
     save_every: int = 20,
@@ -116,6 +117,8 @@ def train_prompt_tokens(
         What to train on.
     folder : path
         Where results and checkpoints go.
+    given : PromptTokens, optional
+        What to start from when the plan says so.
     held_out : sequence of Text
         Texts to evaluate on.
     record : dict, optional
@@ -143,7 +146,7 @@ def train_prompt_tokens(
     texts = usable_texts(texts, loaded.context_limit, plan.num_distances)
     data_digest = digest_of(texts)
     path = folder / "checkpoint.safetensors"
-    at = Checkpoint(initial_state(loaded, plan), [], 0.0)
+    at = Checkpoint(initial_state(loaded, plan, given), [], 0.0)
     _make_folder(folder)
     if path.exists():
         at = load_checkpoint(path, plan, model_digest=loaded.digest, data_digest=data_digest)

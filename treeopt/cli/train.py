@@ -70,9 +70,8 @@ Start = Annotated[
     str,
     typer.Option(
         "--start",
-        metavar="vocabulary|text|random",
-        help="What the embeddings start from.",
-        callback=lambda value: one_of(value, ("vocabulary", "text", "random")),
+        metavar="vocabulary|text|random|FOLDER",
+        help="What the embeddings start from; a folder of prompt tokens is trained further.",
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Longest answer to train on.")]
@@ -130,12 +129,14 @@ def train(
     if prompts is not None and data is not None:
         raise typer.BadParameter("give either --prompts or --data", param_hint="--data")
 
+    from ppd_runtime.hf import embedding_size
     from ppd_runtime.models import load_model
-    from ppd_runtime.prompt_tokens import push_prompt_tokens
+    from ppd_runtime.prompt_tokens import check_base_model, load_prompt_tokens, push_prompt_tokens
     from ppd_runtime.train import TrainingPlan
     from treeopt.app.texts import held_out_texts, training_texts
     from treeopt.app.train import crew, train_prompt_tokens
 
+    given = None if start in ("vocabulary", "text", "random") else load_prompt_tokens(start)
     plan = TrainingPlan(
         num_distances=distances,
         num_epts=epts,
@@ -147,11 +148,15 @@ def train(
         decay=decay,
         loss=loss,
         insertion=insertion,
-        start=start,
+        start=start if given is None else "given",
         seed=seed,
     )
     with progress_bar("loading") as progress:
         loaded = load_model(model, dtype=dtype, device=device, progress=lambda text, share: progress(text))
+    if given is not None:
+        check_base_model(
+            given, hidden_size=embedding_size(loaded.model), base_model=loaded.name, base_digest=loaded.digest
+        )
     team = crew(loaded.device)
     with progress_bar("answering") as progress:
         texts = training_texts(
@@ -177,6 +182,7 @@ def train(
             plan,
             texts,
             out,
+            given=given,
             held_out=judged,
             record={"command": shlex.join(["treeopt", *sys.argv[1:]])},
             save_every=save_every,
