@@ -152,8 +152,8 @@ def group_attention(model: PreTrainedModel, group_size: int) -> Iterator[bool]:
         Whether the faster attention is in use. It stays off, and everything works as before, unless the model runs
         sdpa attention on a CPU with one kind of layer.
     """
-    backend = hf.attention_backend(model)
-    usable = backend == "sdpa" and model.device.type == "cpu" and hf.sliding_window(model.config) is None
+    before = model.config._attn_implementation  # the exact name: a kernel plan may have put a variant of sdpa there
+    usable = hf.attention_backend(model) == "sdpa" and model.device.type == "cpu" and hf.sliding_window(model.config) is None
     if not usable:
         yield False
         return
@@ -163,7 +163,7 @@ def group_attention(model: PreTrainedModel, group_size: int) -> Iterator[bool]:
     try:
         yield True
     finally:
-        model.set_attn_implementation(backend)
+        model.set_attn_implementation(before)
 
 
 def _blockwise_attention(
