@@ -153,7 +153,9 @@ def group_attention(model: PreTrainedModel, group_size: int) -> Iterator[bool]:
         sdpa attention on a CPU with one kind of layer.
     """
     before = model.config._attn_implementation  # the exact name: a kernel plan may have put a variant of sdpa there
-    usable = hf.attention_backend(model) == "sdpa" and model.device.type == "cpu" and hf.sliding_window(model.config) is None
+    usable = (
+        hf.attention_backend(model) == "sdpa" and model.device.type == "cpu" and hf.sliding_window(model.config) is None
+    )
     if not usable:
         yield False
         return
