@@ -299,6 +299,44 @@ def test_once_gives_up_when_the_machine_stays_busy(engine: Engine) -> None:
     assert jobs.list_jobs(engine)[0].state == "queued"
 
 
+def test_once_does_not_retry_for_ever_what_always_gives_way(engine: Engine) -> None:
+    """The machine is quiet whenever it is looked at before a job, and busy as soon as one runs."""
+    world = World()
+    queue(engine, world)
+    looks = iter(range(10_000))
+    watcher = world.watcher(engine, dwell_s=0.0)
+    inside = [False]
+
+    def measure(engine: Engine, request: ProfileRequest, **options: object) -> Iterator[Outcome]:
+        inside[0] = True
+        yield from world.measure(engine, request, **options)
+        inside[0] = False
+
+    watcher.machine = replace(
+        watcher.machine, measure=measure, observe=lambda: BUSY if inside[0] and next(looks) >= 0 else QUIET
+    )
+    taken = run_once(watcher, wait_s=1000, sleep=world.sleep)
+    assert 1 <= taken < 20
+    (job,) = jobs.list_jobs(engine)
+    assert job.state == "queued"
+
+
+def test_a_tolerant_policy_gets_flagged_curves(engine: Engine) -> None:
+    world = World()
+    queue(engine, world)
+    seen: list[bool] = []
+
+    def measure(engine: Engine, request: ProfileRequest, *, hooks: Hooks, lease, lock) -> Iterator[Outcome]:
+        seen.append(hooks.keep_contended)
+        yield from ()
+
+    for limit in (0.25, 0.9):
+        machine = replace(world.machine(), measure=measure)
+        assert Watcher(engine, machine, IdlePolicy(dwell_s=0.0, max_foreign_cpu=limit)).tick()
+        schedule(engine, REQUEST, now=world.now())
+    assert seen == [False, True]
+
+
 def test_asked_to_end_it_gives_the_job_back(engine: Engine) -> None:
     world = World()
     queue(engine, world)

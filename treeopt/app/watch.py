@@ -25,6 +25,7 @@ from db.jobs import Job
 from db.values import Lease
 from profiler.device import DeviceIdentity, identify
 from profiler.environment import environment
+from profiler.flags import CONTENDED_CPU
 from profiler.idle import Dwell, Hours, IdlePolicy, Observation, blockers
 from profiler.lock import device_lock
 from profiler.probe import Probe
@@ -112,6 +113,7 @@ class Watcher:
         self.lease_s = lease_s
         self.say = say
         self.stopping = threading.Event()
+        self.gave_way = False  # whether the last round ended with its job unfinished
         self._dwell = Dwell()
         self._said = ""
 
@@ -127,6 +129,7 @@ class Watcher:
 
     def tick(self) -> bool:
         """Do one round: look, and measure one job if the machine is idle; return whether a job was taken."""
+        self.gave_way = False
         reasons = self.look()
         if reasons:
             self._say_once(f"waiting: {', '.join(reasons)}")
@@ -178,7 +181,9 @@ class Watcher:
         return True
 
     def _measure(self, job: Job, request: ProfileRequest, lost: threading.Event) -> str | None:
-        hooks = Hooks(now=self.machine.now, stop=self._stop_reason(job, lost), keep_contended=False)
+        # A policy that allows more load than a sound measurement bears gets flagged curves; others get no such visits.
+        tolerant = self.policy.max_foreign_cpu > CONTENDED_CPU
+        hooks = Hooks(now=self.machine.now, stop=self._stop_reason(job, lost), keep_contended=tolerant)
         stopped = None
         for outcome in self.machine.measure(
             self.engine, request, hooks=hooks, lease=Lease(job.id, str(job.owner)), lock=_held_already
@@ -195,6 +200,7 @@ class Watcher:
                 jobs.finish(self.engine, job, mark, now)
                 self.say(f"job {job.id}: done")
             else:
+                self.gave_way = True
                 self._dwell = Dwell()  # the machine has to be quiet for the whole dwell time again
                 jobs.release(self.engine, job, now)
                 self.say(f"job {job.id}: gave way, {stopped}; goes on when the machine is idle again")
@@ -256,14 +262,15 @@ def _held_already(_key: str, _timeout_s: float) -> Iterator[None]:
 
 
 def run_once(watcher: Watcher, *, wait_s: float, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Work until nothing is due or the machine stays busy; return how many jobs were taken.
+    """Work until nothing is due or the machine stays busy; return how often a job was taken.
 
     Parameters
     ----------
     watcher : Watcher
         The worker.
     wait_s : float
-        How long to wait for the machine to have been idle for the dwell time, seconds.
+        How long to wait for the machine to have been idle for the dwell time, seconds; counted from the start, and
+        again from every finished job.
     sleep : callable
         Waits.
     """
@@ -276,7 +283,10 @@ def run_once(watcher: Watcher, *, wait_s: float, sleep: Callable[[float], None] 
                 if not watcher.tick():
                     break
                 taken += 1
-                deadline_s = watcher.machine.monotonic() + wait_s
+                if not watcher.gave_way:
+                    deadline_s = watcher.machine.monotonic() + wait_s
+                elif watcher.machine.monotonic() >= deadline_s:
+                    break
             elif watcher.machine.monotonic() >= deadline_s:
                 watcher.say(f"not idle: {', '.join(reasons)}")
                 break
@@ -334,7 +344,7 @@ def _guarded(watcher: Watcher) -> Callable[[], None]:
 
     def tick() -> None:
         try:
-            while watcher.tick() and not watcher.stopping.is_set():
+            while watcher.tick() and not watcher.gave_way and not watcher.stopping.is_set():
                 pass
         except TreeOptError as error:
             watcher.say(f"waiting: {error}")
