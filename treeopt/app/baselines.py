@@ -37,10 +37,10 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to decode: ``decode(prompt index, token ids)``."""
+    """A way to decode: ``decode(prompt index, token ids, tokens to write at most)``, the last None for all."""
 
     name: str
-    decode: Callable[[int, Sequence[int]], Timing]
+    decode: Callable[[int, Sequence[int], int | None], Timing]
 
 
 class Engine:
@@ -96,10 +96,17 @@ class Engine:
             self._forward = GraphedForward()
 
     def decode(
-        self, name: str, prompt: int, token_ids: Sequence[int], design: TreeDesign | None, source: GuessSource | None
+        self,
+        name: str,
+        prompt: int,
+        token_ids: Sequence[int],
+        design: TreeDesign | None,
+        source: GuessSource | None,
+        limit: int | None = None,
     ) -> Timing:
-        """Decode one prompt and time it."""
-        session, (text,) = open_session(self.loaded, [list(token_ids)], design, source, self.settings)
+        """Decode one prompt, to ``limit`` tokens if given, and time it."""
+        settings = self.settings if limit is None else replace(self.settings, max_new_tokens=limit)
+        session, (text,) = open_session(self.loaded, [list(token_ids)], design, source, settings)
         if self._cache is not None:
             session.cache = self._cache
         if self._forward is not None:
@@ -121,7 +128,7 @@ class Engine:
 
 def tree_contender(engine: Engine, name: str, design: TreeDesign | None, source: GuessSource | None) -> Contender:
     """Return our runtime with a design; without one, plain decoding."""
-    return Contender(name, lambda prompt, ids: engine.decode(name, prompt, ids, design, source))
+    return Contender(name, lambda prompt, ids, limit: engine.decode(name, prompt, ids, design, source, limit))
 
 
 def padded_design(latency: LatencyProfile) -> tuple[TreeDesign, GuessSource] | None:
@@ -210,8 +217,10 @@ def library_contender(
         if loaded.device.type == "cuda":
             torch.cuda.synchronize(loaded.device)
 
-    def decode_prompt(prompt: int, token_ids: Sequence[int]) -> Timing:
+    def decode_prompt(prompt: int, token_ids: Sequence[int], limit: int | None) -> Timing:
         watch = _Stopwatch(clock, wait)
+        wanted = copy.deepcopy(config)
+        wanted.max_new_tokens = limit or settings.max_new_tokens
         ids = torch.tensor([list(token_ids)], device=loaded.device)
         started_s = clock()
         with _own_layers(loaded), _quiet(), torch.inference_mode():
@@ -219,7 +228,7 @@ def library_contender(
             output = generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=copy.deepcopy(config),
+                generation_config=wanted,
                 stopping_criteria=StoppingCriteriaList([watch]),
                 **extra,
             )
