@@ -162,7 +162,7 @@ def test_contenders_are_plain_tree_chain_and_every_measured_size() -> None:
     trie = acceptance_trie(TOY)
     latency = LatencyProfile.from_medians({n: 1 + 0.02 * (n - 1) for n in (1, 2, 4, 8, 12, 16)})
     named = dict(contenders(trie, 12, latency))
-    sizes = ["chain of 2 tokens", "tree of 4 tokens", "tree of 8 tokens", "tree of 12 tokens"]
+    sizes = ["chain of 2 tokens", "chain of 4 tokens", "tree of 8 tokens", "tree of 12 tokens"]
     assert list(named) == ["plain", "best tree", "best chain", *sizes]
     verdict = judge(list(named.items()), trie, TOY, latency)
     best = verdict.best

@@ -9,6 +9,7 @@ import sys
 import typer
 
 from treeopt._version import __version__
+from treeopt.cli.advise import advise
 from treeopt.cli.bench import bench
 from treeopt.cli.compare import compare
 from treeopt.cli.convert import export, import_
@@ -65,6 +66,7 @@ app.command("measure")(measure)
 app.command("train")(train)
 app.add_typer(profile_app, name="profile")
 app.add_typer(db_app, name="db")
+app.command("advise")(advise)
 
 
 def main() -> None:
