@@ -8,10 +8,11 @@ from ppd_runtime.custom import custom_generate, guess_source
 from ppd_runtime.generate import Generation, TextPiece, generate, stream
 from ppd_runtime.guesses import FreeGuesses, GuessSource, LookupGuesses, PromptGuesses, TextGuesser
 from ppd_runtime.models import LoadedModel, load_model, wrap_model
-from ppd_runtime.prompt_tokens import PromptTokens, load_prompt_tokens, random_prompt_tokens, save_prompt_tokens
+from ppd_runtime.prompt_tokens import PromptTokens, random_prompt_tokens
 from ppd_runtime.prompts import encode_prompt, read_prompts
 from ppd_runtime.sampling import Typical
 from ppd_runtime.settings import Settings
+from ppd_runtime.token_files import load_prompt_tokens, save_prompt_tokens
 
 __all__ = [
     "FreeGuesses",

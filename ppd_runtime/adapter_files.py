@@ -1,6 +1,6 @@
 """The files of a PEFT-shaped adapter folder: a JSON configuration and one safetensors tensor.
 
-Only shapes and formats are checked here; `ppd_runtime.prompt_tokens` gives them meaning.
+Only shapes and formats are checked here; `ppd_runtime.token_files` gives them meaning.
 """
 
 import json

@@ -8,7 +8,7 @@ import torch
 
 from ppd_runtime.answers import Text, generate_answers
 from ppd_runtime.models import LoadedModel, wrap_model
-from ppd_runtime.prompt_tokens import load_prompt_tokens
+from ppd_runtime.token_files import load_prompt_tokens
 from ppd_runtime.train import TrainingPlan
 from tests.ppd_runtime.tiny import tiny_model
 from treeopt import artifact

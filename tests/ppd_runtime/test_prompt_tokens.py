@@ -12,12 +12,10 @@ from ppd_runtime.prompt_tokens import (
     PromptTokens,
     check_base_model,
     free_prompt_tokens,
-    load_prompt_tokens,
     prompt_visibility,
-    push_prompt_tokens,
     random_prompt_tokens,
-    save_prompt_tokens,
 )
+from ppd_runtime.token_files import load_prompt_tokens, push_prompt_tokens, save_prompt_tokens
 from treeopt import artifact
 from treeopt.errors import DocumentError, InvalidValueError, ModelError
 

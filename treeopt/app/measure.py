@@ -15,8 +15,9 @@ from ppd_runtime.answers import Text
 from ppd_runtime.hf import embed_tokens, embedding_size, vocab_size
 from ppd_runtime.measure import measure_texts
 from ppd_runtime.models import LoadedModel
-from ppd_runtime.prompt_tokens import PromptTokens, free_prompt_tokens, load_prompt_tokens
+from ppd_runtime.prompt_tokens import PromptTokens, free_prompt_tokens
 from ppd_runtime.sampling import Typical
+from ppd_runtime.token_files import load_prompt_tokens
 from treeopt.app.generate import SHIPPED
 from treeopt.errors import TrainingError
 from treeopt.plot import Curve, Panel, curves_figure

@@ -25,7 +25,8 @@ from ppd_runtime.answers import Text
 from ppd_runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ppd_runtime.measure import measure_texts
 from ppd_runtime.models import LoadedModel
-from ppd_runtime.prompt_tokens import PromptTokens, save_prompt_tokens
+from ppd_runtime.prompt_tokens import PromptTokens
+from ppd_runtime.token_files import save_prompt_tokens
 from ppd_runtime.train import TrainingPlan, initial_state, learning_rate_at, train_steps, usable_texts
 from treeopt.errors import DocumentError, TrainingError
 from treeopt.plot import Curve, Panel, curves_figure, save_figure

@@ -131,7 +131,8 @@ def train(
 
     from ppd_runtime.hf import embedding_size
     from ppd_runtime.models import load_model
-    from ppd_runtime.prompt_tokens import check_base_model, load_prompt_tokens, push_prompt_tokens
+    from ppd_runtime.prompt_tokens import check_base_model
+    from ppd_runtime.token_files import load_prompt_tokens, push_prompt_tokens
     from ppd_runtime.train import TrainingPlan
     from treeopt.app.texts import held_out_texts, training_texts
     from treeopt.app.train import crew, train_prompt_tokens
