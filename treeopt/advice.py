@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treeopt.acceptance import AcceptanceTrie
-from treeopt.exact import exact_trees
+from treeopt.exact import ExactResult, exact_trees
 from treeopt.markov import evaluate
 from treeopt.types import AcceptanceTable, LatencyProfile, RankRecord, SparseTree, TreeDesign
 from treeopt.uncertainty import Draws, draw_acceptance, draw_latency, speedups
@@ -166,22 +166,26 @@ def contenders(
     root = SparseTree.from_prompt_tokens({(): held})
     sizes = [point.num_tokens for point in latency.points if 1 < point.num_tokens <= budget]
     m = trie.num_distances
-    found: dict[tuple[tuple[SparseTree, ...], tuple[int, ...]], str] = {((root,) * (m + 1), (1,) * (m + 1)): "plain"}
+    designs = [("plain", (root,) * (m + 1), (1,) * (m + 1))]
+    seen = set()
+
+    def add(name: str, result: ExactResult, passes: tuple[int, ...]) -> None:
+        occupancy = result.evaluation.occupancy
+        kind = kind_of(result.trees, occupancy)
+        # Designs that differ in states that never occur are one.
+        key = tuple((result.trees[k], passes[k]) for k in range(m + 1) if occupancy[k] > 0)
+        if kind != "none" and key not in seen:
+            seen.add(key)
+            designs.append((name.format(kind=kind), result.trees, passes))
+        if progress is not None:
+            progress(name.format(kind=kind))
+
     for of in (trie, chain_trie(trie)):
         result = exact_trees(of, budget, latency)
-        kind = kind_of(result.trees, result.evaluation.occupancy)
-        if kind != "none":
-            found.setdefault((result.trees, result.evaluation.pass_tokens), f"best {kind}")
-        if progress is not None:
-            progress(f"best {kind}")
+        add("best {kind}", result, result.evaluation.pass_tokens)
     for size in sizes:
-        result = exact_trees(trie, size)
-        kind = kind_of(result.trees, result.evaluation.occupancy)
-        if kind != "none":
-            found.setdefault((result.trees, (size,) * len(result.trees)), f"{kind} of {size} tokens")
-        if progress is not None:
-            progress(f"{size} tokens")
-    return tuple((name, _design(trie, trees, passes)) for (trees, passes), name in found.items())
+        add(f"{{kind}} of {size} tokens", exact_trees(trie, size), (size,) * (m + 1))
+    return tuple((name, _design(trie, trees, passes)) for name, trees, passes in designs)
 
 
 def _design(trie: AcceptanceTrie, trees: tuple[SparseTree, ...], passes: tuple[int, ...]) -> TreeDesign:

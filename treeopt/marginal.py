@@ -63,6 +63,8 @@ class Marginal:
         The candidate, and the prompt token, of most gain per token; None when nothing can be added.
     last_distance_gain : float or None
         Tokens per step that the farthest distance adds at this budget; None when there is one distance only.
+    speedup : float or None
+        Predicted speedup of the design as it is; None without a latency profile.
     advice : {"wider", "deeper", "neither"}
         Which of the two brings more per token; neither when no addition gains anything, or with a latency profile when
         none makes decoding faster.
@@ -71,6 +73,7 @@ class Marginal:
     wider: Addition | None
     deeper: Addition | None
     last_distance_gain: float | None
+    speedup: float | None
     advice: str
 
 
@@ -124,7 +127,7 @@ def marginal_values(
                 best[gained.kind] = gained
     now = None if latency is None else evaluate(trie, design.trees, latency, design.pass_tokens).speedup
     wider, deeper = best.get("candidate"), best.get("prompt_token")
-    return Marginal(wider, deeper, _last_distance(table, budget, model), _advice(wider, deeper, now))
+    return Marginal(wider, deeper, _last_distance(table, budget, model), now, _advice(wider, deeper, now))
 
 
 def _advice(wider: Addition | None, deeper: Addition | None, now: float | None) -> str:

@@ -17,6 +17,9 @@ from treeopt.types import AcceptanceTable, LatencyProfile, RankRecord
 
 __all__ = ["Advice", "advice_document", "advise", "load_advice_inputs", "samples_needed", "stored_profiles_like"]
 
+MOST_SHOWN = 8
+"""Contenders that are listed for being fast."""
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -50,6 +53,15 @@ class Advice:
         """The contender to weigh the advice against: plain decoding, or the best speculation when that is advised."""
         kinds = {"none"} if self.verdict.best.kind != "none" else {"chain", "tree"}
         return next((each for each in self.verdict.contenders if each.kind in kinds), None)
+
+    @property
+    def shown(self) -> tuple[Contender, ...]:
+        """The contenders worth a line: the fastest, whatever is tied with them, the best chain, plain decoding."""
+        ranked = self.verdict.contenders
+        kept = {id(each) for each in (*ranked[:MOST_SHOWN], *self.tied)}
+        for kind in ("chain", "none"):
+            kept.update(id(each) for each in [each for each in ranked if each.kind == kind][:1])
+        return tuple(each for each in ranked if id(each) in kept)
 
     @property
     def tied(self) -> tuple[Contender, ...]:
@@ -89,10 +101,7 @@ def load_advice_inputs(
     """
     inputs, line = load_inputs(acceptance, latency[0], db_url=db_url)
     if inputs.latency is None:
-        raise ProfileError(
-            f"{line or 'no latency profile'}; advice weighs tokens against time: run treeopt profile run --model "
-            f"{inputs.table.model}, or give a file with --latency"
-        )
+        raise ProfileError(f"advice needs latencies; {line or 'none were given'}, or give a file with --latency")
     others = [
         read_document(name, LatencyProfile) if Path(name).exists() else stored_profile(name, db_url)
         for name in latency[1:]

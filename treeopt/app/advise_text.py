@@ -5,7 +5,16 @@ from treeopt.app.advise import Advice, samples_needed
 from treeopt.draw import counted
 from treeopt.marginal import Addition
 
-__all__ = ["against_best", "break_even_line", "doubt_line", "headline", "interval", "reason", "wider_or_deeper"]
+__all__ = [
+    "against_best",
+    "break_even_line",
+    "doubt_line",
+    "headline",
+    "interval",
+    "reason",
+    "tied_line",
+    "wider_or_deeper",
+]
 
 _BASIS = {
     "replay": "replay of recorded text",
@@ -58,22 +67,29 @@ def against_best(contender: Contender, verdict: Verdict) -> str:
         return "best"
     if contender.tied is None:
         return ""
-    if not contender.tied:
-        return "slower"
-    return f"tied{_until(contender, verdict)}"
+    return "tied" if contender.tied else "slower"
+
+
+def tied_line(advice: Advice) -> str:
+    """Return which designs the data cannot tell from the best one, and what would."""
+    verdict = advice.verdict
+    if not verdict.interval_known:
+        return "Whether designs are tied is unknown: a rank record (--replay) and raw step times would say."
+    if not advice.tied:
+        return f"No other design is tied with the {verdict.best.name}."
+    tied = ", ".join(f"{each.name}{_until(each, verdict)}" for each in advice.tied)
+    return f"Tied with the {verdict.best.name}: {tied}."
 
 
 def _until(contender: Contender, verdict: Verdict) -> str:
     needed = samples_needed(contender, verdict)
     if needed is None:
-        return "; the same speed"
+        return " (the same speed)"
     if needed[0] > 1_000_000:
-        return "; no practical number of samples would tell"
-    # A bootstrap interval and the normal formula may disagree near the border; never promise fewer than there are.
-    return (
-        f" until {max(needed[0], verdict.num_samples or 0):,} {verdict.unit} and "
-        f"{max(needed[1], verdict.num_steps or 0):,} timed steps"
-    )
+        return " (no practical number of samples would tell)"
+    if needed[0] <= (verdict.num_samples or 0):
+        return " (on the border)"  # the resampled interval and the normal formula behind the number disagree there
+    return f" (until about {needed[0]:,} {verdict.unit} and {needed[1]:,} timed steps)"
 
 
 def doubt_line(advice: Advice) -> str:
@@ -101,12 +117,12 @@ def doubt_line(advice: Advice) -> str:
 
 
 def break_even_line(rows: tuple[BreakEven, ...]) -> str:
-    """Return where speculation stops paying, among what was measured."""
+    """Return where speculation stops paying by the acceptance table, among what was measured."""
     paying = [row for row in rows if row.kind != "none"]
     if not paying:
-        return "Speculation pays nowhere among what was measured."
+        return "By the acceptance table speculation pays nowhere among what was measured."
     if len(paying) == len(rows):
-        return "Speculation pays everywhere among what was measured."
+        return "By the acceptance table speculation pays everywhere among what was measured."
     ends = []
     for batch in sorted({row.batch_size for row in rows}):
         row_of = [row for row in rows if row.batch_size == batch]
@@ -117,7 +133,7 @@ def break_even_line(rows: tuple[BreakEven, ...]) -> str:
             ends.append(f"at every context with batch {batch}")
         else:
             ends.append(f"at context {', '.join(map(str, good))} with batch {batch}")
-    return f"Among what was measured, speculation pays {'; '.join(ends)}."
+    return f"By the acceptance table, among what was measured, speculation pays {'; '.join(ends)}."
 
 
 def wider_or_deeper(advice: Advice) -> list[str]:
@@ -130,9 +146,9 @@ def wider_or_deeper(advice: Advice) -> list[str]:
     }
     lines = [words[marginal.advice]]
     if marginal.wider is not None:
-        lines.append(f"one more candidate: {_addition(marginal.wider)}")
+        lines.append(f"one more candidate: {_addition(marginal.wider, marginal.speedup)}")
     if marginal.deeper is not None:
-        lines.append(f"one more prompt token: {_addition(marginal.deeper)}")
+        lines.append(f"one more prompt token: {_addition(marginal.deeper, marginal.speedup)}")
     if marginal.last_distance_gain is not None:
         lines.append(
             f"the farthest distance ({advice.table.num_distances}) is worth {marginal.last_distance_gain:+.4f} tokens "
@@ -141,6 +157,9 @@ def wider_or_deeper(advice: Advice) -> list[str]:
     return lines
 
 
-def _addition(addition: Addition) -> str:
-    speed = "" if addition.speedup is None else f", {addition.speedup:.3f}x with it"
+def _addition(addition: Addition, now: float | None) -> str:
+    speed = ""
+    if addition.speedup is not None and now is not None:
+        change = 100 * (addition.speedup / now - 1)
+        speed = f", {abs(change):.2f} % {'faster' if change > 0 else 'slower'}"
     return f"{addition.gain:+.4f} tokens per step for {counted(addition.num_tokens, 'token')}{speed}"

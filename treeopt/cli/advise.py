@@ -73,7 +73,7 @@ def advise(
 
 
 def _print(advice: "Advice", console: "Console") -> None:
-    from treeopt.app.advise_text import doubt_line, headline, reason, wider_or_deeper
+    from treeopt.app.advise_text import doubt_line, headline, reason, tied_line, wider_or_deeper
 
     latency = advice.latency
     console.print(
@@ -83,6 +83,7 @@ def _print(advice: "Advice", console: "Console") -> None:
     console.print(headline(advice), style="bold")
     console.print(reason(advice))
     _print_contenders(advice, console)
+    console.print(tied_line(advice))
     console.print(doubt_line(advice))
     _print_break_even(advice, console)
     first, *rest = wider_or_deeper(advice)
@@ -100,7 +101,7 @@ def _print_contenders(advice: "Advice", console: "Console") -> None:
     shown = Table(box=SIMPLE, pad_edge=False)
     for i, name in enumerate(("design", "tau", "speedup", "95 % interval", "against the best")):
         shown.add_column(name, justify="right" if 0 < i < 4 else "left")
-    for each in advice.verdict.contenders:
+    for each in advice.shown:
         shown.add_row(
             each.name,
             f"{each.acceptance_length:.3f}",
