@@ -140,7 +140,7 @@ def test_only_the_first_of_several_processes_writes(loaded: LoadedModel, texts: 
 
 def test_a_process_on_its_own_needs_no_crew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert crew(torch.device("cpu")) == Crew()
+    assert crew() == Crew()
 
 
 def test_the_loss_curve_shows_every_step_and_its_running_mean() -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -41,11 +42,23 @@ TOPS = (1, 5, 10)
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The processes that train together, one per device; usually one."""
+    """The processes that train together, one per device; usually one.
+
+    Parameters
+    ----------
+    rank, size : int
+        This process's number, from 0, and how many there are.
+    reduce_mean : callable, optional
+        Averages a tensor over all processes.
+    first_goes_first : callable
+        Makes a context that the first process passes through before the others enter: it makes the answers, the others
+        find them in the cache.
+    """
 
     rank: int = 0
     size: int = 1
     reduce_mean: Callable[[torch.Tensor], torch.Tensor] | None = None
+    first_goes_first: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +91,21 @@ class TrainingReport:
     top: tuple[tuple[float, ...], ...] | None
 
 
-def crew(device: torch.device) -> Crew:
-    """Join the other processes when started by ``accelerate launch`` or ``torchrun``; be alone otherwise."""
+def crew(device: str = "auto") -> Crew:
+    """Join the other processes when started by ``accelerate launch`` or ``torchrun``; be alone otherwise.
+
+    Call it before the model is loaded: every process of a crew makes its own GPU the current one.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Crew()
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=device.type == "cpu")
+    accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
     return Crew(
         accelerator.process_index,
         accelerator.num_processes,
         lambda tensor: accelerator.reduce(tensor, reduction="mean"),
+        accelerator.main_process_first,
     )
 
 

@@ -152,14 +152,14 @@ def train(
         start=start if given is None else "given",
         seed=seed,
     )
+    team = crew(device)
     with progress_bar("loading") as progress:
         loaded = load_model(model, dtype=dtype, device=device, progress=lambda text, share: progress(text))
     if given is not None:
         check_base_model(
             given, hidden_size=embedding_size(loaded.model), base_model=loaded.name, base_digest=loaded.digest
         )
-    team = crew(loaded.device)
-    with progress_bar("answering") as progress:
+    with team.first_goes_first(), progress_bar("answering") as progress:
         texts = training_texts(
             loaded,
             prompts=prompts,
