@@ -62,6 +62,7 @@ def measured(
     options: BenchOptions = OPTIONS,
     budgets: tuple[int, ...] = (1, 4, 8, 16),
 ) -> tuple[BenchReport, tuple[Timing, ...]]:
+    """Decode with guesses that follow TABLE, and predict from whatever table and curve are given."""
     inputs = BenchInputs(forged(loaded), table, latency=latency)
     return run_bench(loaded, PROMPTS, inputs, budgets, options, clock=DeclaredClock(loaded, cost))
 
@@ -181,6 +182,34 @@ def test_turns_are_taken_prompt_by_prompt(loaded: LoadedModel) -> None:
         assert len({prompt for prompt, _ in turn}) == 1
         assert sorted(name for _, name in turn) == sorted(names)
     assert {seen[start][1] for start in range(0, len(seen), 3)} == set(names)
+
+
+def test_fixed_shapes_share_one_cache_and_write_the_same(loaded: LoadedModel) -> None:
+    report, timings = measured(loaded, options=replace(OPTIONS, cache="static"), budgets=(1, 16))
+    growing, others = measured(loaded, budgets=(1, 16))
+    assert [result.identical for result in report.budgets] == [len(PROMPTS)] * 2
+    by_prompt = {timing.prompt: timing.token_ids for timing in others}
+    assert all(timing.token_ids == by_prompt[timing.prompt] for timing in timings)
+    assert report.budgets[0].speedup == growing.budgets[0].speedup
+
+
+def test_modes_that_cannot_run_are_refused(loaded: LoadedModel) -> None:
+    for changes, message in (
+        ({"graph_mode": "compiled"}, "needs --cache static"),
+        ({"graph_mode": "cuda_graph", "cache": "static"}, "needs a CUDA device"),
+        ({"graph_mode": "fast"}, "must be one of eager"),
+    ):
+        with pytest.raises(DecodeError, match=message):
+            measured(loaded, options=replace(OPTIONS, **changes), budgets=(4,))
+    with pytest.raises(DecodeError, match="at least one of each"):
+        run_bench(loaded, [], BenchInputs(forged(loaded), TABLE), [4], OPTIONS)
+
+
+def test_few_steps_prove_no_table_stale(loaded: LoadedModel) -> None:
+    few = replace(OPTIONS, max_new_tokens=3)
+    stale = AcceptanceTable.from_marginals([[0.9, 0.05, 0.01]] * 3, model="tiny")
+    report, _ = measured(loaded, table=stale, options=few)
+    assert not [finding for finding in report.findings if finding.startswith("acceptance")]
 
 
 def test_lines_have_the_promised_fields_and_the_document_has_all(loaded: LoadedModel) -> None:

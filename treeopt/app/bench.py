@@ -281,6 +281,7 @@ def _budget(
         identical=count_identical(ours, rivals[PLAIN]),
         num_prompts=len({timing.prompt for timing in ours}),
         num_tokens=sum(len(timing.token_ids) for timing in ours),
+        num_steps=num_steps,
         occupancy=occupancy,
         split=step_split(ours),
     )

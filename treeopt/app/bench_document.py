@@ -70,6 +70,7 @@ def _detailed(result: BudgetResult) -> dict[str, Any]:
         "measured_tau_low": result.acceptance_length.low,
         "measured_tau_high": result.acceptance_length.high,
         "predicted_occupancy": None if known is None else list(known.occupancy),
+        "num_steps": result.num_steps,
         "occupancy": list(result.occupancy),
         "tokens_per_second": result.tokens_per_second,
         "over": {name: asdict(estimate) for name, estimate in result.over.items()},

@@ -6,6 +6,7 @@ the time of a step with what the curve says of the states that were really visit
 same run. A machine that is evenly slower than when it was profiled keeps its speedups, and is said apart.
 """
 
+import math
 from collections.abc import Sequence
 
 from treeopt.app.bench_results import BudgetResult
@@ -74,9 +75,16 @@ def _tau_is_off(result: BudgetResult) -> bool:
         return False
     low = known.acceptance_length if known.tau_low is None else known.tau_low
     high = known.acceptance_length if known.tau_high is None else known.tau_high
-    if achieved.low is None or achieved.high is None:
-        return True
-    return achieved.low > high or achieved.high < low
+    # A few prompts may agree by chance, and then their bootstrap interval is too narrow. A step writes 1 to m + 1
+    # tokens, which bounds its variance by (m + 1 - tau) (tau - 1) (Bhatia and Davis, 2000): chance of few steps.
+    tau, most = achieved.value, result.design.num_distances + 1
+    chance = 1.96 * math.sqrt(max(0.0, (most - tau) * (tau - 1)) / result.num_steps)
+    achieved_low = min(tau - chance, tau if achieved.low is None else achieved.low)
+    achieved_high = max(tau + chance, tau if achieved.high is None else achieved.high)
+    # The last step of a text is cut where the text ends, on average by half of what it has beyond the root.
+    num_texts = result.num_tokens - tau * result.num_steps
+    achieved_high += num_texts * (known.acceptance_length - 1) / 2 / result.num_steps
+    return achieved_low > high or achieved_high < low
 
 
 def _wrong_level(plain_step_s: float, latency: LatencyProfile) -> str | None:

@@ -101,8 +101,8 @@ class BudgetResult:
         After prefill.
     identical, num_prompts : int
         Prompts whose text equals plain decoding's; all.
-    num_tokens : int
-        Tokens written, the first ones included.
+    num_tokens, num_steps : int
+        Tokens written, the first ones included; passes after prefill.
     occupancy : tuple of float
         Share of steps in each state.
     split : StepSplit
@@ -119,6 +119,7 @@ class BudgetResult:
     identical: int
     num_prompts: int
     num_tokens: int
+    num_steps: int
     occupancy: tuple[float, ...]
     split: StepSplit
 
