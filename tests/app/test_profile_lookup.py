@@ -102,6 +102,16 @@ def test_an_equal_device_is_offered_not_taken(engine: Engine, url: str) -> None:
     assert "none of only elsewhere on this device" in find_profile("only elsewhere", None, 1, url)[1]
 
 
+def test_another_number_of_threads_is_another_curve(engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    digest = store(engine)
+    assert chosen(url)[0] is not None
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    picked, line = chosen(url)
+    assert picked is None
+    assert f"{digest[:12]} is for 7 threads, this process uses 3 (OMP_NUM_THREADS)" in line
+
+
 def test_a_change_of_library_is_said(engine: Engine, url: str) -> None:
     store(engine, versions={**environment("cpu"), "torch": "1.0.0"})
     picked, line = chosen(url)

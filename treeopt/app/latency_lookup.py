@@ -4,7 +4,7 @@ Neither torch nor, unless there is a database to open, SQLAlchemy is loaded here
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from treeopt.errors import DatabaseError, DeviceError
@@ -143,7 +143,20 @@ def _why_none(
     if equal is not None:
         name = str(equal.digest)[:12]
         return f"{start}{name} is of another {device.name}, equal to this one (use it with --latency {name})"
+    for profile in candidates:
+        other = profile.conditions.device
+        threads = _threads(other)
+        mine = device.hardware.get("threads")
+        if profile.complete and other.get("name") == device.name and threads not in (None, mine):
+            name = str(profile.digest)[:12]
+            return f"{start}{name} is for {threads} threads, this process uses {mine} (OMP_NUM_THREADS)"
     return f"{start}none of {table_model} on this device"
+
+
+def _threads(identity: Mapping[str, object]) -> object:
+    """Return the threads of a processor's identity; None for other devices."""
+    hardware = identity.get("hardware")
+    return hardware.get("threads") if isinstance(hardware, dict) else None
 
 
 def _outdated(profile: "StoredProfile", device: "DeviceIdentity") -> str:
