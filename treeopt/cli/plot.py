@@ -7,7 +7,7 @@ import typer
 
 from treeopt.cli.common import note
 
-__all__ = ["app"]
+__all__ = ["app", "speedup"]
 
 app = typer.Typer(
     no_args_is_help=True,
