@@ -84,3 +84,17 @@ def test_a_profile_without_a_size_to_weigh_is_refused(treeopt: Command, files: l
     done = treeopt("advise", *files[:-1], "1")
     assert done.code == 1
     assert "no size from 2 to 1 tokens was measured" in done.err
+
+
+def test_report_writes_the_same_advice_as_a_page(treeopt: Command, files: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    done = treeopt("report", *files, "--replay", tmp_path / "ranks.json", "--out", out)
+    assert (done.code, done.out, done.err) == (0, "", f"written to {out}\n")
+    page = out.read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert "Use no speculation: decode one token a pass." in page
+    assert "looks like 1.111× (0.833× to 1.667×)" in page
+    assert "treeopt report --acceptance" in page
+    missing = treeopt("report", *files, "--out", tmp_path / "nowhere" / "report.html")
+    assert missing.code == 1
+    assert "there is no folder" in missing.err

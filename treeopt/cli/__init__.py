@@ -20,6 +20,7 @@ from treeopt.cli.generate import generate
 from treeopt.cli.measure import measure
 from treeopt.cli.plot import app as plot
 from treeopt.cli.profile import app as profile_app
+from treeopt.cli.report_html import report
 from treeopt.cli.search import search
 from treeopt.cli.show import show
 from treeopt.cli.sweep import sweep
@@ -67,6 +68,7 @@ app.command("train")(train)
 app.add_typer(profile_app, name="profile")
 app.add_typer(db_app, name="db")
 app.command("advise")(advise)
+app.command("report")(report)
 
 
 def main() -> None:
