@@ -28,6 +28,7 @@ __all__ = [
     "forget_profile",
     "get_profile",
     "list_profiles",
+    "model_row",
     "open_profile",
     "record_point",
     "set_flags",

@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ppd_runtime import hf
 
-__all__ = ["FUSED", "applied", "apply", "remove", "usable"]
+__all__ = ["FUSED", "FusedNorm", "applied", "apply", "remove", "usable"]
 
 FUSED = ("gqa", "rms")
 """Names of the fused operations, in the order in which a plan's name has them."""

@@ -25,7 +25,17 @@ from ppd_runtime import fused, native
 from ppd_runtime.demo_model import cache_folder
 from treeopt.errors import ModelError
 
-__all__ = ["OWN", "KernelPlan", "PlannedLinear", "apply_plan", "choose_plan", "planned_name", "remove_plan"]
+__all__ = [
+    "OWN",
+    "KernelPlan",
+    "PlannedLinear",
+    "apply_plan",
+    "choose_plan",
+    "measure_routines",
+    "plan_from_seconds",
+    "planned_name",
+    "remove_plan",
+]
 
 OWN = "own"
 """Name of the plan that changes nothing."""

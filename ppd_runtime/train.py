@@ -23,7 +23,15 @@ from ppd_runtime.models import LoadedModel
 from ppd_runtime.prompt_tokens import MASKS, MAX_DISTANCES, PromptTokens
 from treeopt.errors import InvalidValueError, TrainingError
 
-__all__ = ["TrainingPlan", "TrainingState", "initial_state", "learning_rate_at", "train_steps", "usable_texts"]
+__all__ = [
+    "TrainingPlan",
+    "TrainingState",
+    "choose_insertions",
+    "initial_state",
+    "learning_rate_at",
+    "train_steps",
+    "usable_texts",
+]
 
 LOSSES = ("distillation", "labels")
 INSERTIONS = ("random", "end")

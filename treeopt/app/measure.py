@@ -23,7 +23,14 @@ from treeopt.errors import TrainingError
 from treeopt.plot import Curve, Panel, curves_figure
 from treeopt.types import AcceptanceTable, RankRecord
 
-__all__ = ["Measurement", "accuracy_figure", "choose_prompt_tokens", "cumulative_intervals", "measure"]
+__all__ = [
+    "Measurement",
+    "accuracy_figure",
+    "choose_prompt_tokens",
+    "cumulative_intervals",
+    "measure",
+    "shipped_prompt_tokens",
+]
 
 Progress = Callable[[str], None]
 

@@ -28,6 +28,7 @@ __all__ = [
     "open_for_writing",
     "plot_profiles",
     "point_rows",
+    "ratios",
     "stored",
     "summary",
 ]

@@ -32,7 +32,7 @@ from ppd_runtime.train import TrainingPlan, initial_state, learning_rate_at, tra
 from treeopt.errors import DocumentError, TrainingError
 from treeopt.plot import Curve, Panel, curves_figure, save_figure
 
-__all__ = ["Crew", "TrainingReport", "crew", "loss_figure", "top_shares", "train_prompt_tokens"]
+__all__ = ["Crew", "TrainingReport", "crew", "digest_of", "loss_figure", "top_shares", "train_prompt_tokens"]
 
 Report = Callable[[dict[str, object]], None]
 

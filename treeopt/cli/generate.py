@@ -9,8 +9,8 @@ from treeopt.cli.common import AsJson, Seed, note, one_of, print_json, progress_
 from treeopt.types import MAX_BUDGET
 
 if TYPE_CHECKING:
-    from ppd_runtime import Generation
     from treeopt.app.generate import Stats
+    from treeopt.app.runtime import Generation
 
 __all__ = ["generate"]
 
@@ -110,8 +110,8 @@ def generate(
     if top_p == 0:
         raise typer.BadParameter("must be above 0", param_hint="--top-p")
 
-    from ppd_runtime import Settings, Typical, load_model, read_prompts
     from treeopt.app.generate import plan_decoding, statistics, stream_prompts
+    from treeopt.app.runtime import Settings, Typical, load_model, read_prompts
 
     texts = read_prompts(prompts) if prompts is not None else [prompt or ""]
     settings = Settings(

@@ -85,11 +85,9 @@ def measure(
     if plot is not None and not plot.lower().endswith((".png", ".svg", ".pdf")):
         raise typer.BadParameter(f"must end in .png, .svg or .pdf, not {plot!r}", param_hint="--plot")
 
-    from ppd_runtime.models import load_model
-    from ppd_runtime.prompts import read_prompts
-    from ppd_runtime.sampling import Typical
     from treeopt.app.measure import accuracy_figure, choose_prompt_tokens
     from treeopt.app.measure import measure as run
+    from treeopt.app.runtime import Typical, load_model, read_prompts
     from treeopt.app.texts import answers_to, shipped_prompts, source_line
     from treeopt.artifact import to_document, write_document
     from treeopt.bundled import load_acceptance

@@ -129,11 +129,14 @@ def train(
     if prompts is not None and data is not None:
         raise typer.BadParameter("give either --prompts or --data", param_hint="--data")
 
-    from ppd_runtime.hf import embedding_size
-    from ppd_runtime.models import load_model
-    from ppd_runtime.prompt_tokens import check_base_model
-    from ppd_runtime.token_files import load_prompt_tokens, push_prompt_tokens
-    from ppd_runtime.train import TrainingPlan
+    from treeopt.app.runtime import (
+        TrainingPlan,
+        check_base_model,
+        embedding_size,
+        load_model,
+        load_prompt_tokens,
+        push_prompt_tokens,
+    )
     from treeopt.app.texts import held_out_texts, training_texts
     from treeopt.app.train import crew, train_prompt_tokens
 
