@@ -1,6 +1,5 @@
 """One fixture, two databases: every test that takes `url` runs on SQLite and on PostgreSQL."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +9,6 @@ from sqlalchemy import Engine, create_engine, text
 
 from db.schema import open_database
 from tests.db.postgres import find_programs, running_server
-
-numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +23,16 @@ def postgres() -> Iterator[str]:
 @pytest.fixture
 def new_postgres(postgres: str) -> Callable[[], str]:
     def make() -> str:
-        name = f"t{next(numbers)}"
+        """Empty the server's one database: far quicker than making a new one for every test."""
         engine = create_engine(postgres + "postgres", isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
+            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> :me"
+            me = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+            connection.execute(text(others), {"me": me})
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
         engine.dispose()
-        return postgres + name
+        return postgres + "postgres"
 
     return make
 

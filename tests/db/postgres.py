@@ -40,7 +40,8 @@ def _free_port() -> int:
 def running_server(programs: Path) -> Iterator[str]:
     """Yield the URL prefix of a server, to which a database name can be added."""
     # A short folder: the name of a Unix socket may have 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="tpg", dir="/tmp"))
+    memory = Path("/dev/shm")  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="tpg", dir=memory if os.access(memory, os.W_OK) else "/tmp"))  # noqa: S108
     prefix = _as_user()
     data = folder / "data"
     if prefix:

@@ -32,7 +32,7 @@ def test_eight_processes_hammer_one_fresh_database(url: str, now: datetime) -> N
                     "points appear in the order they were stored"
                 )
             reads += 1
-        time.sleep(0.05)
+        time.sleep(0.2)
     errors = [writer.communicate()[1] for writer in writers]
     assert errors == [""] * PROCESSES
     engine = open_database(url)

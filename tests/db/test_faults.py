@@ -185,7 +185,7 @@ def test_an_error_inside_a_transaction_rolls_everything_back(engine: Engine, now
 
 
 @pytest.mark.postgresql
-def test_a_connection_lost_in_the_middle(new_postgres: Callable[[], str], postgres: str, now: datetime) -> None:
+def test_a_connection_lost_in_the_middle(new_postgres: Callable[[], str], now: datetime) -> None:
     url = new_postgres()
     engine = open_database(url, create=True)
     assert engine is not None
@@ -193,12 +193,11 @@ def test_a_connection_lost_in_the_middle(new_postgres: Callable[[], str], postgr
     record_point(engine, profile.id, point(1), now)
 
     def cut() -> None:
-        admin = create_engine(postgres + "postgres", isolation_level="AUTOCOMMIT")
+        admin = create_engine(url, isolation_level="AUTOCOMMIT")
         with admin.connect() as connection:
-            name = url.rpartition("/")[2]
-            connection.execute(
-                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"), {"name": name}
-            )
+            me = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> :me"
+            connection.execute(text(others), {"me": me})
         admin.dispose()
 
     def work() -> None:
