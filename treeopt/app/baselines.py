@@ -32,15 +32,22 @@ __all__ = ["GRAPH_MODES", "Contender", "Engine", "library_contender", "padded_de
 
 GRAPH_MODES = ("eager", "compiled", "cuda_graph")
 
+MAX_COMPILED_SHAPES = 128
+"""Shapes that one run may compile."""
+
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to decode: ``decode(prompt index, token ids, tokens to write at most)``, the last None for all."""
+    """A way to decode: ``decode(prompt index, token ids, tokens to write at most)``, the last None for all.
+
+    ``pass_tokens`` are those of its largest pass, where it is ours.
+    """
 
     name: str
     decode: Callable[[int, Sequence[int], int | None], Timing]
+    pass_tokens: int = 0
 
 
 class Engine:
@@ -91,6 +98,8 @@ class Engine:
             num_layers = hf.text_config(loaded.model.config).num_hidden_layers
             self._cache = TreeCache(num_layers, 1, capacity, device=loaded.device, static=True)
         if graph_mode == "compiled":
+            # Every number of rows is compiled on its own; past the limit dynamo would quietly run eagerly.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SHAPES)
             self._forward = torch.compile(hf.forward_rows, dynamic=False)
         elif graph_mode == "cuda_graph":
             self._forward = GraphedForward()
@@ -128,7 +137,8 @@ class Engine:
 
 def tree_contender(engine: Engine, name: str, design: TreeDesign | None, source: GuessSource | None) -> Contender:
     """Return our runtime with a design; without one, plain decoding."""
-    return Contender(name, lambda prompt, ids, limit: engine.decode(name, prompt, ids, design, source, limit))
+    largest = 1 if design is None else max(design.pass_tokens)
+    return Contender(name, lambda prompt, ids, limit: engine.decode(name, prompt, ids, design, source, limit), largest)
 
 
 def padded_design(latency: LatencyProfile) -> tuple[TreeDesign, GuessSource] | None:

@@ -176,7 +176,8 @@ def run_bench(
     # Allocating is no part of a speed, and compiling even less: greedy decoding visits the same shapes again, so passes
     # of fixed shape are all met once, while others only need a few steps.
     eager = options.graph_mode == "eager"
-    for contender in contenders:
+    # Largest first: masks are views of one buffer, whose strides, which compiled code relies on, follow the largest pass.
+    for contender in sorted(contenders, key=lambda contender: -contender.pass_tokens):
         say(f"warming up {contender.name}")
         for ids in token_ids[:1] if eager else token_ids:
             contender.decode(0, ids, WARM_UP_TOKENS if eager else None)

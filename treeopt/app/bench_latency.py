@@ -40,14 +40,20 @@ RULE = StoppingRule(halfwidth=0.02, max_s=2.0)
 Progress = Callable[[str], None]
 
 
-def needed_tokens(budgets: Sequence[int]) -> tuple[int, ...]:
+def needed_tokens(budgets: Sequence[int], graph_mode: str = "eager") -> tuple[int, ...]:
     """Return the sizes to measure: plain decoding, every budget, and the usual sizes in between.
+
+    Compiling a size takes a minute or two, so of compiled passes only the first two are measured.
 
     Examples
     --------
     >>> needed_tokens([4, 10])
     (1, 2, 4, 8, 10)
+    >>> needed_tokens([4, 10], "compiled")
+    (1, 4, 10)
     """
+    if graph_mode == "compiled":
+        return tuple(sorted({1, *budgets}))
     most = max(budgets)
     return tuple(sorted({1, *budgets, *(n for n in coarse_tokens(most) if n <= most)}))
 
@@ -97,7 +103,7 @@ def bench_latency(
     engine = open_for_writing(db_url)
     device = identify(str(loaded.device))
     conditions = _conditions(loaded, device, context_len, cache, graph_mode)
-    tokens = needed_tokens(budgets)
+    tokens = needed_tokens(budgets, graph_mode)
     stored = _fitting(engine, conditions, tokens)
     if stored is not None:
         return stored.to_profile(), f"latency curve {str(stored.digest)[:12]}, measured before on this device"
