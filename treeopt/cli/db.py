@@ -26,7 +26,10 @@ Db = Annotated[
 
 @app.command("upgrade")
 def upgrade(db: Db = None) -> None:
-    """Bring the database to this version's schema, or make it; a SQLite file is backed up first."""
+    """Bring the database to this version's schema, or make it; a SQLite file is backed up first.
+
+    Example: treeopt db upgrade
+    """
     from treeopt.app.database import run_upgrade
 
     name, revision = run_upgrade(db)
@@ -37,7 +40,10 @@ def upgrade(db: Db = None) -> None:
 def current(
     db: Db = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False
 ) -> None:
-    """Say where the database is and which schema it has."""
+    """Say where the database is and which schema it has.
+
+    Example: treeopt db current
+    """
     from treeopt.app.database import current as current_schema
 
     facts = current_schema(db)
@@ -51,7 +57,10 @@ def current(
 
 @app.command("backup")
 def backup(target: Annotated[Path, typer.Argument(metavar="FILE", help="New file to write.")], db: Db = None) -> None:
-    """Copy the database while it is in use: SQLite's online backup, or pg_dump."""
+    """Copy the database while it is in use: SQLite's online backup, or pg_dump.
+
+    Example: treeopt db backup copy.db
+    """
     from treeopt.app.database import backup as back_up
 
     note(f"wrote {back_up(db, target)}")
@@ -59,7 +68,10 @@ def backup(target: Annotated[Path, typer.Argument(metavar="FILE", help="New file
 
 @app.command("check")
 def check(db: Db = None) -> None:
-    """Look for damage; exit code 1 when there is any."""
+    """Look for damage; exit code 1 when there is any.
+
+    Example: treeopt db check
+    """
     from treeopt.app.database import check as find_problems
 
     found = find_problems(db)
@@ -72,7 +84,10 @@ def check(db: Db = None) -> None:
 
 @app.command("vacuum")
 def vacuum(db: Db = None) -> None:
-    """Give the room of deleted rows back."""
+    """Give the room of deleted rows back.
+
+    Example: treeopt db vacuum
+    """
     from treeopt.app.database import run_vacuum
 
     run_vacuum(db)

@@ -134,6 +134,8 @@ def run(
     """Measure a model's latency curves now: whole decoding steps, the bare forward pass beside them.
 
     Every point is stored as soon as it is measured; after an interruption the same command goes on where it stopped.
+
+    Example: treeopt profile run --model demo --contexts 64,512
     """
     request = _request(locals())
     from treeopt.app.profile import Hooks, run_profiles, search_choice
@@ -153,7 +155,10 @@ def list_command(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the profiles, newest first."""
+    """List the profiles, newest first.
+
+    Example: treeopt profile list --model demo
+    """
     from datetime import UTC, datetime
 
     from treeopt.app.profile_library import open_for_reading, stored, summary
@@ -197,7 +202,10 @@ def _age(seconds: float) -> str:
 
 @app.command("show")
 def show(reference: Reference, db: Db = None, as_json: AsJson = False) -> None:
-    """Show one profile point by point: median, spread, the bare forward pass, flags."""
+    """Show one profile point by point: median, spread, the bare forward pass, flags.
+
+    Example: treeopt profile show 3f2a9c
+    """
     from datetime import UTC, datetime
 
     from treeopt.app.profile_library import found, open_for_reading, point_rows, summary
@@ -231,7 +239,10 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
     db: Db = None,
 ) -> None:
-    """Write a profile as a treeopt.latency document that others can verify and import."""
+    """Write a profile as a treeopt.latency document that others can verify and import.
+
+    Example: treeopt profile export 3f2a9c --out latency.json
+    """
     from treeopt.app.profile_library import export_profile, open_for_reading
 
     text = export_profile(open_for_reading(db), reference, out)
@@ -246,7 +257,10 @@ def import_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="treeopt.latency documents with sha256.")],
     db: Db = None,
 ) -> None:
-    """Store profiles that were exported elsewhere; what cannot be verified is refused."""
+    """Store profiles that were exported elsewhere; what cannot be verified is refused.
+
+    Example: treeopt profile import latency.json
+    """
     from treeopt.app.profile_library import import_profile, open_for_writing
 
     engine = open_for_writing(db)
@@ -262,7 +276,10 @@ def compare(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two profiles where both were measured: latencies, and how far their shapes L(n)/L(1) differ."""
+    """Compare two profiles where both were measured: latencies, and how far their shapes L(n)/L(1) differ.
+
+    Example: treeopt profile compare 3f2a9c 81b04d
+    """
     from treeopt.app.profile_library import compare as compare_profiles
     from treeopt.app.profile_library import open_for_reading
 
@@ -294,7 +311,10 @@ def plot(
     out: Annotated[Path, typer.Option("--out", help="Picture to write: .svg, .png or .pdf.")] = Path("latency.svg"),
     db: Db = None,
 ) -> None:
-    """Draw latency curves with their quartiles."""
+    """Draw latency curves with their quartiles.
+
+    Example: treeopt profile plot 3f2a9c 81b04d --out curves.png
+    """
     from treeopt.app.profile_library import open_for_reading, plot_profiles
 
     plot_profiles(open_for_reading(db), references, out)
@@ -303,7 +323,10 @@ def plot(
 
 @app.command("forget")
 def forget(reference: Reference, db: Db = None) -> None:
-    """Delete a profile and its points."""
+    """Delete a profile and its points.
+
+    Example: treeopt profile forget 3f2a9c
+    """
     from treeopt.app.profile_library import forget as forget_profile
     from treeopt.app.profile_library import open_for_reading
 
@@ -338,7 +361,10 @@ def schedule(
     attempts: Annotated[int, typer.Option("--attempts", min=1, help="Failures allowed in a row.")] = 3,
     db: Db = None,
 ) -> None:
-    """Queue a measurement of this machine's device for when it is idle (see watch)."""
+    """Queue a measurement of this machine's device for when it is idle (see watch).
+
+    Example: treeopt profile schedule --model demo --window 22:00-06:00
+    """
     request = _request({**locals(), "fresh": False})
     from treeopt.app.profile_library import open_for_writing
     from treeopt.app.watch_schedule import schedule as schedule_request
@@ -360,7 +386,10 @@ def jobs_command(
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the queue, or take a job out of it."""
+    """List the queue, or take a job out of it.
+
+    Example: treeopt profile jobs
+    """
     from treeopt.app.profile_library import open_for_reading, open_for_writing
     from treeopt.app.watch_schedule import cancel as cancel_job
     from treeopt.app.watch_schedule import job_summary, queue
@@ -404,7 +433,10 @@ def watch(
     device: Device = "auto",
     db: Db = None,
 ) -> None:
-    """Measure queued profiles whenever the machine is idle; give way when it is not."""
+    """Measure queued profiles whenever the machine is idle; give way when it is not.
+
+    Example: treeopt profile watch --once
+    """
     from treeopt.app.profile_library import open_for_writing
     from treeopt.app.watch import Machine, Watcher, run_daemon, run_once
     from treeopt.app.watch_schedule import idle_policy
