@@ -87,7 +87,9 @@ def plan_decoding(
 def _read_design(path: str) -> TreeDesign | SwitchTable:
     document: object = from_document(read_json(path), path)
     if not isinstance(document, TreeDesign | SwitchTable):
-        raise DocumentError(f"{path}: is a {type(document).__name__}; give a tree design or a switching table")
+        raise DocumentError(
+            f"{path}: holds a treeopt document of another kind; give a tree design or a switching table"
+        )
     return document
 
 

@@ -20,7 +20,11 @@ Model = Annotated[
 ]
 Tree = Annotated[
     str | None,
-    typer.Option("--tree", metavar="FILE|none", help="Tree design; none decodes plainly; without it one is chosen."),
+    typer.Option(
+        "--tree",
+        metavar="FILE|none",
+        help="Tree design or switching table; none decodes plainly; without it one is chosen.",
+    ),
 ]
 Guesses = Annotated[
     str | None,
