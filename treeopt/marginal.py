@@ -65,9 +65,9 @@ class Marginal:
         Tokens per step that the farthest distance adds at this budget; None when there is one distance only.
     speedup : float or None
         Predicted speedup of the design as it is; None without a latency profile.
-    advice : {"wider", "deeper", "neither"}
+    advice : {"wider", "deeper", "neither", "unknown"}
         Which of the two brings more per token; neither when no addition gains anything, or with a latency profile when
-        none makes decoding faster.
+        none makes decoding faster; unknown when that hangs on sizes that were not measured.
     """
 
     wider: Addition | None
@@ -131,15 +131,13 @@ def marginal_values(
 
 
 def _advice(wider: Addition | None, deeper: Addition | None, now: float | None) -> str:
+    gaining = [addition for addition in (wider, deeper) if addition is not None and addition.gain > 0]
     worth = [
-        addition
-        for addition in (wider, deeper)
-        if addition is not None
-        and addition.gain > 0
-        and (now is None or (addition.speedup is not None and addition.speedup > now))
+        addition for addition in gaining if now is None or (addition.speedup is not None and addition.speedup > now)
     ]
     if not worth:
-        return "neither"
+        unknown = now is not None and any(addition.speedup is None for addition in gaining)
+        return "unknown" if unknown else "neither"
     best = max(worth, key=lambda addition: addition.gain_per_token)
     return "wider" if best.kind == "candidate" else "deeper"
 

@@ -79,7 +79,9 @@ def test_time_decides_whether_more_is_worth_having() -> None:
     assert stuck.wider.gain > 0
     # Where nothing larger was measured the speed is not known.
     short = LatencyProfile.from_medians({1: 1.0, 4: 1.0})
-    assert marginal_values(search(TOY, 4, short), TOY, 4, short).wider.speedup is None
+    found = marginal_values(search(TOY, 4, short), TOY, 4, short)
+    assert found.wider.speedup is None
+    assert found.advice == "unknown"
 
 
 def test_guesses_without_prompt_tokens_can_only_get_wider() -> None:

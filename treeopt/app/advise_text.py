@@ -143,6 +143,7 @@ def wider_or_deeper(advice: Advice) -> list[str]:
         "wider": "Wider: one more candidate brings most per token.",
         "deeper": "Deeper: one more prompt token brings most per token.",
         "neither": "Neither wider nor deeper: nothing that could be added makes decoding faster.",
+        "unknown": "Wider or deeper: unknown, no pass large enough to add anything was measured.",
     }
     lines = [words[marginal.advice]]
     if marginal.wider is not None:
@@ -161,5 +162,6 @@ def _addition(addition: Addition, now: float | None) -> str:
     speed = ""
     if addition.speedup is not None and now is not None:
         change = 100 * (addition.speedup / now - 1)
-        speed = f", {abs(change):.2f} % {'faster' if change > 0 else 'slower'}"
+        words = "as fast" if abs(change) < 0.005 else f"{abs(change):.2f} % {'faster' if change > 0 else 'slower'}"
+        speed = f", {words}"
     return f"{addition.gain:+.4f} tokens per step for {counted(addition.num_tokens, 'token')}{speed}"
