@@ -176,7 +176,7 @@ def run_bench(
     # Allocating is no part of a speed, and compiling even less: greedy decoding visits the same shapes again, so passes
     # of fixed shape are all met once, while others only need a few steps.
     eager = options.graph_mode == "eager"
-    # Largest first: masks are views of one buffer, and compiled code relies on its strides, which the largest pass sets.
+    # Largest first: masks are views of one buffer; compiled code relies on its strides, which the largest pass sets.
     for contender in sorted(contenders, key=lambda contender: -contender.pass_tokens):
         say(f"warming up {contender.name}")
         for ids in token_ids[:1] if eager else token_ids:
