@@ -8,10 +8,10 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from ppd_runtime import models
 from ppd_runtime.models import LoadedModel, wrap_model
 from tests.ppd_runtime.letters import letters
 from tests.ppd_runtime.tiny import tiny_model
+from treeopt.app import runtime
 from treeopt.app import texts as texts_module
 from treeopt.artifact import read_document
 from treeopt.cli.measure import measure
@@ -35,7 +35,7 @@ def command() -> typer.Typer:
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoadedModel:
     loaded = wrap_model(tiny_model("llama", dtype=torch.float32), letters(), name="tiny")
-    monkeypatch.setattr(models, "load_model", lambda *_, **__: loaded)
+    monkeypatch.setattr(runtime, "load_model", lambda *_, **__: loaded)
     monkeypatch.setattr(texts_module, "cache_folder", lambda: tmp_path / "cache")
     (tmp_path / "prompts.txt").write_text("abc\nhello there\nxyz\n")
     return loaded
