@@ -10,7 +10,7 @@ from treeopt.types import AcceptanceTable
 
 __all__ = ["DEFAULT_TABLE", "bundled_tables", "load_acceptance"]
 
-DEFAULT_TABLE = "vicuna-7b-m3"
+DEFAULT_TABLE = "smollm2-135m-instruct-m3"
 
 
 def bundled_tables() -> dict[str, Traversable]:

@@ -12,7 +12,7 @@ from treeopt.cli.common import parse_budgets
 
 
 def test_json_lines_one_per_budget(treeopt: Command) -> None:
-    done = treeopt("compare", "--budgets", "2,8,16", "--seeds", 2, "--json")
+    done = treeopt("compare", "--acceptance", "vicuna-7b-m3", "--budgets", "2,8,16", "--seeds", 2, "--json")
     assert (done.code, done.err) == (0, "")
     below, eight, sixteen = done.json_lines()
     assert [below["budget"], eight["budget"], sixteen["budget"]] == [2, 8, 16]
@@ -23,7 +23,7 @@ def test_json_lines_one_per_budget(treeopt: Command) -> None:
 
 
 def test_table_for_people_says_why_cells_are_empty(treeopt: Command) -> None:
-    done = treeopt("compare", "--budgets", "2,8", "--seeds", 1)
+    done = treeopt("compare", "--acceptance", "vicuna-7b-m3", "--budgets", "2,8", "--seeds", 1)
     assert done.code == 0
     assert "lmsys/vicuna-7b-v1.3" in done.out
     assert "below 4 tokens only exact has an answer" in done.out

@@ -40,7 +40,7 @@ def ranks(tmp_path: Path) -> Path:
 
 
 def test_json_is_the_tree_document_and_nothing_else(treeopt: Command) -> None:
-    done = treeopt("search", "--budget", 64, "--json")
+    done = treeopt("search", "--acceptance", "vicuna-7b-m3", "--budget", 64, "--json")
     assert done.code == 0
     assert "treeopt profile run --model lmsys/vicuna-7b-v1.3" in done.err
     assert len(done.err.splitlines()) == 1
@@ -59,7 +59,7 @@ def test_same_input_same_bytes(treeopt: Command, tmp_path: Path) -> None:
 
 
 def test_report_shows_greedy_bound_and_the_assumption(treeopt: Command) -> None:
-    done = treeopt("search", "--budget", 64)
+    done = treeopt("search", "--acceptance", "vicuna-7b-m3", "--budget", 64)
     assert done.code == 0
     for text in ("exact", "greedy", "2.244604", "no design beats 2.24466", "under the independent", "acceptance model"):
         assert text in done.out

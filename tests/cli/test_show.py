@@ -15,7 +15,7 @@ from treeopt import AcceptanceTable, TreeDesign, read_document, search, write_do
 @pytest.fixture
 def tree(treeopt: Command, tmp_path: Path) -> Path:
     path = tmp_path / "tree.json"
-    assert treeopt("search", "--budget", 20, "--out", path).code == 0
+    assert treeopt("search", "--acceptance", "vicuna-7b-m3", "--budget", 20, "--out", path).code == 0
     return path
 
 
