@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ppd_runtime.models import LoadedModel, wrap_model
+from profiler.flags import Conditions
 from profiler.latency import StoppingRule
 from tests.ppd_runtime.tiny import tiny_model
 from treeopt import LatencyProfile, write_document
@@ -18,6 +19,8 @@ from treeopt.errors import TreeOptError
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoadedModel:
     monkeypatch.setattr(module, "RULE", StoppingRule(halfwidth=0.9, min_samples=1, max_s=0.05, max_samples=3))
+    # Whether this machine is busy now is not what is tested.
+    monkeypatch.setattr(module, "HARMLESS_FLAGS", frozenset({"noisy", "contended", "drifted", "throttled"}))
     monkeypatch.setenv("TREEOPT_LOCK_DIR", str(tmp_path / "locks"))
     return wrap_model(tiny_model(dtype=torch.float32), name="tiny")
 
@@ -55,6 +58,29 @@ def test_auto_refuses_a_curve_of_another_setup(loaded: LoadedModel, tmp_path: Pa
         db_url=db,
     )
     assert "measured now" in line
+
+
+def test_fresh_measures_in_any_case(loaded: LoadedModel, tmp_path: Path) -> None:
+    db = str(tmp_path / "x.db")
+    bench_latency(loaded, "auto", [2], 20, db_url=db)
+    assert "measured now" in bench_latency(loaded, "fresh", [2], 20, db_url=db)[1]
+
+
+def test_a_disturbed_curve_is_measured_again_unless_it_is_young_and_that_was_asked_for(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HARMLESS_FLAGS", frozenset({"noisy", "drifted", "throttled"}))
+    busy = Conditions(foreign_cpu=0.9)
+    monkeypatch.setattr(module.Probe, "conditions", lambda self: busy)
+    db = str(tmp_path / "x.db")
+    profile, line = bench_latency(loaded, "auto", [2], 20, db_url=db)
+    assert profile is not None
+    assert "contended" in (profile.flags or ())
+    assert line.endswith("(it is flagged contended: predictions are doubtful)")
+    assert "measured now" in bench_latency(loaded, "auto", [2], 20, db_url=db)[1]
+    again, line = bench_latency(loaded, "auto", [2], 20, db_url=db, keep_flagged_s=600)
+    assert "measured before on this device (it is flagged contended" in line
+    assert again is not None
 
 
 def test_a_file_is_taken_as_it_is_and_what_differs_is_said(loaded: LoadedModel, tmp_path: Path) -> None:

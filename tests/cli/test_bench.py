@@ -30,6 +30,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoadedModel:
     monkeypatch.setattr(
         bench_latency, "RULE", StoppingRule(halfwidth=0.9, min_samples=7, min_s=0.0, max_s=0.2, max_samples=9)
     )
+    monkeypatch.setattr(bench_latency, "HARMLESS_FLAGS", frozenset({"noisy", "contended", "drifted", "throttled"}))
     monkeypatch.setenv("TREEOPT_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("TREEOPT_DB", str(tmp_path / "bench.db"))
     (tmp_path / "prompts.txt").write_text("hello\nabc abc abc\nxyz\n")

@@ -94,7 +94,7 @@ def _wrong_level(plain_step_s: float, latency: LatencyProfile) -> str | None:
     return (
         f"latency curve: a plain step took {1e3 * plain_step_s:.1f} ms, the curve says "
         f"{1e3 * latency.median_s(1):.1f} ms: the machine was busier, or set up otherwise, at one of the two times; "
-        "speedups hold only if every size changed alike, so measure again with treeopt profile run --fresh"
+        "speedups hold only if every size changed alike, so measure again with --latency fresh"
     )
 
 
@@ -107,8 +107,7 @@ def _wrong_shape(results: Sequence[BudgetResult], plain_step_s: float, latency: 
     return (
         f"latency curve: is off at budget {_listed([result for _, result in off])}: relative to plain, a step at "
         f"budget {worst.budget} took {abs(miss):.0%} {'more' if miss > 0 else 'less'} than the curve says (context "
-        f"{latency.context_len}, {latency.kernels or 'unknown'} kernels); measure it again near this context with "
-        "treeopt profile run --fresh"
+        f"{latency.context_len}, {latency.kernels or 'unknown'} kernels); measure it again with --latency fresh"
     )
 
 

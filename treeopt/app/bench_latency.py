@@ -7,7 +7,7 @@ hand, with the model that is loaded already, and stores that.
 
 import math
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -18,6 +18,7 @@ from ppd_runtime.hf import attention_backend
 from ppd_runtime.models import LoadedModel
 from profiler.device import DeviceIdentity, identify
 from profiler.environment import environment
+from profiler.flags import NOISY
 from profiler.latency import StoppingRule
 from profiler.lock import device_lock
 from profiler.probe import Probe
@@ -36,6 +37,9 @@ CONTEXT_FACTOR = 1.6
 """Contexts this close, as a ratio, count as the same: attention is a small part of a step at this distance."""
 
 RULE = StoppingRule(halfwidth=0.02, max_s=2.0)
+
+HARMLESS_FLAGS = frozenset({NOISY})
+"""Flags with which a stored curve is taken again: a median stands scatter, but not another program."""
 
 Progress = Callable[[str], None]
 
@@ -67,6 +71,7 @@ def bench_latency(
     cache: str = "dynamic",
     graph_mode: str = "eager",
     db_url: str | None = None,
+    keep_flagged_s: float = 0.0,
     progress: Progress | None = None,
 ) -> tuple[LatencyProfile | None, str]:
     """Return the curve to predict with, and a line that says which it is.
@@ -76,7 +81,7 @@ def bench_latency(
     loaded : LoadedModel
         The model, as it will decode.
     reference : str
-        ``auto``, ``none``, a file, or the digest of a stored profile.
+        ``auto``; ``fresh`` to measure in any case; ``none``; a file; or the digest of a stored profile.
     budgets : sequence of int
         Sizes that must be there with ``auto``.
     context_len : int
@@ -85,6 +90,8 @@ def bench_latency(
         How passes run.
     db_url : str, optional
         As ``--db``.
+    keep_flagged_s : float
+        Age, seconds, up to which ``auto`` also takes a stored curve whose measurement was disturbed.
     progress : callable, optional
         Gets a line per measured size.
 
@@ -95,7 +102,7 @@ def bench_latency(
     """
     if reference == "none":
         return None, "no latency curve: speedups are measured, not predicted"
-    if reference != "auto":
+    if reference not in ("auto", "fresh"):
         profile = (
             read_document(reference, LatencyProfile) if Path(reference).exists() else stored_profile(reference, db_url)
         )
@@ -104,11 +111,13 @@ def bench_latency(
     device = identify(str(loaded.device))
     conditions = _conditions(loaded, device, context_len, cache, graph_mode)
     tokens = needed_tokens(budgets, graph_mode)
-    stored = _fitting(engine, conditions, tokens)
+    stored = None if reference == "fresh" else _fitting(engine, conditions, tokens, keep_flagged_s)
     if stored is not None:
-        return stored.to_profile(), f"latency curve {str(stored.digest)[:12]}, measured before on this device"
+        line = f"latency curve {str(stored.digest)[:12]}, measured before on this device"
+        return stored.to_profile(), line + _warning(stored.flags)
     profile = _measure(engine, conditions, device, loaded, tokens, progress or (lambda text: None))
-    return profile, f"latency curve of {len(tokens)} sizes measured now, context {context_len}"
+    line = f"latency curve of {len(tokens)} sizes measured now, context {context_len}"
+    return profile, line + _warning(profile.flags)
 
 
 def _conditions(
@@ -129,13 +138,21 @@ def _conditions(
     )
 
 
-def _fitting(engine: Engine, wanted: Conditions, tokens: Sequence[int]) -> StoredProfile | None:
+def _warning(flags: Sequence[str] | None) -> str:
+    """Say what was odd about a curve, if it makes predictions doubtful."""
+    odd = sorted(set(flags or ()) - HARMLESS_FLAGS)
+    return f" (it is flagged {', '.join(odd)}: predictions are doubtful)" if odd else ""
+
+
+def _fitting(engine: Engine, wanted: Conditions, tokens: Sequence[int], keep_flagged_s: float) -> StoredProfile | None:
     """Return the nearest stored curve of the same setup that has every size; the newest among equals."""
+    flagged_from = datetime.now(UTC) - timedelta(seconds=keep_flagged_s)
     instance = str(wanted.device["instance_digest"])
     found = [
         stored
         for stored in list_profiles(engine, model=wanted.model, instance_digest=instance)
         if stored.complete and _same_setup(stored.conditions, wanted) and set(tokens) <= _settled(stored)
+        if set(stored.flags) <= HARMLESS_FLAGS or stored.updated_at > flagged_from
     ]
     near = [stored for stored in found if _distance(stored, wanted) <= math.log(CONTEXT_FACTOR)]
     return min(near, key=lambda stored: _distance(stored, wanted), default=None)

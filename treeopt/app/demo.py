@@ -36,6 +36,9 @@ SHOWN_BUDGET = 4
 
 MAX_NEW_TOKENS = 40
 
+KEEP_FLAGGED_S = 3600.0
+"""A disturbed latency curve is not measured again within this time: the machine is likely as busy as it was."""
+
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
@@ -84,6 +87,7 @@ def run_demo(
     *,
     db_url: str | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
+    fresh: bool = False,
     progress: Callable[[str], None] | None = None,
     on_text: Callable[[SideBySide], None] | None = None,
     load: Callable[..., LoadedModel] = load_for_bench,
@@ -96,6 +100,8 @@ def run_demo(
         As ``--db``.
     max_new_tokens : int
         Tokens per answer.
+    fresh : bool
+        Measure the latency curve anew.
     progress : callable, optional
         Gets a line whenever something is done.
     on_text : callable, optional
@@ -114,7 +120,13 @@ def run_demo(
     inputs, basis = bench_inputs(loaded)
     say(basis)
     latency, line = bench_latency(
-        loaded, "auto", SIZES, mean_context(token_ids, max_new_tokens), db_url=db_url, progress=say
+        loaded,
+        "fresh" if fresh else "auto",
+        SIZES,
+        mean_context(token_ids, max_new_tokens),
+        db_url=db_url,
+        keep_flagged_s=KEEP_FLAGGED_S,
+        progress=say,
     )
     say(line)
     inputs = replace(inputs, latency=latency)

@@ -66,8 +66,8 @@ Latency = Annotated[
     str,
     typer.Option(
         "--latency",
-        metavar="auto|none|FILE|NAME",
-        help="Latency curve: a stored one that fits, else measured now; none; a file; a stored profile's digest.",
+        metavar="auto|fresh|none|FILE|NAME",
+        help="Latency curve: a stored one that fits, else measured now; measured now; none; a file; a stored digest.",
     ),
 ]
 Assistant = Annotated[

@@ -18,7 +18,10 @@ MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=8, help="Toke
 BAR_WIDTH = 36
 
 
-def demo(max_new_tokens: MaxNewTokens = 40, out: FigureOut = None, db: Database = None) -> None:
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure the latency curve anew.")]
+
+
+def demo(max_new_tokens: MaxNewTokens = 40, fresh: Fresh = False, out: FigureOut = None, db: Database = None) -> None:
     """Show it all on this machine in a few minutes: fetch a small model, measure, search, decode, compare.
 
     Example: treeopt demo --out tree.svg
@@ -40,7 +43,11 @@ def demo(max_new_tokens: MaxNewTokens = 40, out: FigureOut = None, db: Database 
                 note(text)
 
         result = run_demo(
-            db_url=db, max_new_tokens=max_new_tokens, progress=told, on_text=lambda pair: _print_pair(pair, console)
+            db_url=db,
+            max_new_tokens=max_new_tokens,
+            fresh=fresh,
+            progress=told,
+            on_text=lambda pair: _print_pair(pair, console),
         )
     _print_result(result, console)
     if out is not None:
