@@ -150,16 +150,19 @@ def forward(session: Session, proposal: Pass) -> Tensor:
     Returns
     -------
     Tensor, shape (b, rows, vocabulary)
-        Logits of all rows but the padding; the keys and values lie in the cache's window.
+        Logits of all rows, without padding unless shapes are fixed; the keys and values lie in the cache's window.
     """
-    session.cache.open(proposal.positions.shape[1])
+    num_rows = proposal.positions.shape[1]
+    session.cache.open(num_rows)
+    if not session.cache.static:  # fixed shapes are worth the head's work on padding: one per pass size is compiled
+        num_rows = proposal.num_rows
     return session.forward(
         session.loaded.model,
         inputs_embeds=proposal.embeddings,
         mask=session.cache.pass_mask(proposal.allowed),
         position_ids=proposal.positions,
         cache=session.cache,
-        rows=torch.arange(proposal.num_rows, device=session.loaded.device),
+        rows=torch.arange(num_rows, device=session.loaded.device),
     )
 
 

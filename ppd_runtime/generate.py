@@ -10,8 +10,9 @@ from transformers import LogitsProcessorList
 from ppd_runtime import hf
 from ppd_runtime.buffers import StateBuffers, compile_design, plain_buffers
 from ppd_runtime.cache import TreeCache
+from ppd_runtime.compiled import compiled_forward, rounded_capacity
 from ppd_runtime.decode import decode
-from ppd_runtime.graphs import GraphedForward
+from ppd_runtime.graphs import Forward, GraphedForward
 from ppd_runtime.guesses import GuessSource
 from ppd_runtime.models import LoadedModel
 from ppd_runtime.prompts import encode_prompt
@@ -189,9 +190,11 @@ def session_of(
         ahead = min(ahead, max(0, loaded.context_limit - longest))
     widest = max(tree.pass_tokens for trees in designs for tree in trees)
     capacity = longest + ahead + max(num_prompt_rows, widest)
+    if cache == "compiled":
+        capacity = rounded_capacity(capacity)
     return Session(
         loaded=loaded,
-        forward=GraphedForward() if cache == "graph" else hf.forward_rows,
+        forward=_forward_of(cache),
         cache=TreeCache(
             hf.text_config(loaded.model.config).num_hidden_layers,
             len(texts),
@@ -205,6 +208,12 @@ def session_of(
         switch=design if isinstance(design, SwitchTable) else None,
         designs=designs,
     )
+
+
+def _forward_of(cache: str) -> Forward:
+    if cache == "graph":
+        return GraphedForward()
+    return compiled_forward() if cache == "compiled" else hf.forward_rows
 
 
 def _compile(

@@ -7,7 +7,7 @@ from treeopt.errors import InvalidValueError
 
 __all__ = ["CACHES", "Settings"]
 
-CACHES = ("dynamic", "static", "graph")
+CACHES = ("dynamic", "static", "compiled", "graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Settings:
         Strings that end a text.
     eos_token_ids : frozenset of int, optional
         Tokens that end a text; the model's own when None.
-    cache : {"dynamic", "static", "graph"}
-        Growing KV cache; fixed shapes; fixed shapes replayed as CUDA graphs.
+    cache : {"dynamic", "static", "compiled", "graph"}
+        Growing KV cache; fixed shapes; fixed shapes run by compiled code; fixed shapes replayed as CUDA graphs.
     """
 
     max_new_tokens: int = 128

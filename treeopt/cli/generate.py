@@ -61,6 +61,13 @@ TypicalFlag = Annotated[
     bool, typer.Option("--typical", help="Typical acceptance: faster, but not the model's distribution.")
 ]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="String that ends a text; may be given again.")]
+Compiled = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the passes, in a minute or two per pass size once (kept on disk); uses a cache of fixed shape.",
+    ),
+]
 CacheKind = Annotated[
     str,
     typer.Option(
@@ -98,6 +105,7 @@ def generate(
     typical: TypicalFlag = False,
     stop: Stop = None,
     cache: CacheKind = "dynamic",
+    compiled: Compiled = False,
     batch_size: Batch = 1,
     budget: DefaultBudget = None,
     stats: WithStats = False,
@@ -111,6 +119,8 @@ def generate(
         raise typer.BadParameter("give either a prompt or --prompts FILE", param_hint="PROMPT")
     if typical and temperature == 0:
         raise typer.BadParameter("needs --temperature above 0", param_hint="--typical")
+    if compiled and cache == "graph":
+        raise typer.BadParameter("does not go with --cache graph", param_hint="--compile")
     if top_p == 0:
         raise typer.BadParameter("must be above 0", param_hint="--top-p")
 
@@ -126,7 +136,7 @@ def generate(
         seed=seed,
         typical=Typical() if typical else None,
         stop=tuple(stop or ()),
-        cache=cache,
+        cache="compiled" if compiled else cache,
     )
     with progress_bar("loading") as progress:
         loaded = load_model(model, dtype=dtype, device=device, progress=lambda text, share: progress(text))
