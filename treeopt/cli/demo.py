@@ -1,5 +1,6 @@
 """``treeopt demo``."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +40,8 @@ def demo(max_new_tokens: MaxNewTokens = 40, fresh: Fresh = False, out: FigureOut
 
         def told(text: str) -> None:
             progress(text)
-            if text.startswith(("latency", "downloading", "converting")) and not console.is_terminal:
+            # A bar comes and goes; which curve is used stays, and so does all that takes long where there is no bar.
+            if text.startswith("latency curve") or (text.startswith("latency") and not sys.stderr.isatty()):
                 note(text)
 
         result = run_demo(
