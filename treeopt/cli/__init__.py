@@ -11,6 +11,7 @@ import typer
 from treeopt._version import __version__
 from treeopt.cli.advise import advise
 from treeopt.cli.bench import bench
+from treeopt.cli.common import note
 from treeopt.cli.compare import compare
 from treeopt.cli.convert import export, import_
 from treeopt.cli.db import app as db_app
@@ -74,11 +75,20 @@ app.command("report")(report)
 def main() -> None:
     """Run the command line."""
     try:
-        app(prog_name="treeopt")
+        try:
+            app(prog_name="treeopt")
+        finally:
+            if sys.stdout is not None:  # closed before we started, as in `>&-`
+                sys.stdout.flush()
     except TreeOptError as error:
-        typer.echo(f"treeopt: {error}", err=True)
+        note(f"treeopt: {error}")
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader of our output has gone (as in `| head`); give the interpreter nothing left to flush into it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # A reader that has gone (as in `| head`) is no problem; a full disk is. Leave nothing for the interpreter to
+        # flush there once more.
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            place = "the output" if error.filename is None else error.filename
+            note(f"treeopt: {place}: {error.strerror or error}; check the disk and its rights")
         sys.exit(1)

@@ -69,7 +69,7 @@ def advise(
         return
     from rich.console import Console
 
-    _print(advice, Console(highlight=False, soft_wrap=False))
+    _print(advice, Console(markup=False, highlight=False))
 
 
 def _print(advice: "Advice", console: "Console") -> None:

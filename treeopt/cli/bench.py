@@ -239,7 +239,7 @@ def print_bench(report: "BenchReport") -> None:
 
     from treeopt.app.bench_results import Estimate
 
-    console = Console()
+    console = Console(markup=False)
     console.print(
         f"{report.model} on {report.device}, {report.dtype}, {report.kernels} kernels, {report.cache} cache, "
         f"{report.graph_mode}, context about {report.context_len}: {report.guesses} guesses",

@@ -6,11 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from treeopt.types import MAX_BUDGET
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 __all__ = [
     "PICTURES",
@@ -23,11 +27,14 @@ __all__ = [
     "FigureOut",
     "Latency",
     "Seed",
+    "console",
     "file_ending",
     "note",
+    "one_line",
     "one_of",
     "parse_budgets",
     "print_json",
+    "print_table",
     "progress_bar",
     "shows_unicode",
 ]
@@ -80,6 +87,12 @@ FigureOut = Annotated[
 ]
 PICTURES = (".png", ".svg", ".pdf")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
+
+_LONGEST_LINE = 2000
+"""Characters of a message; a longer one loses its middle, so that place and remedy stay."""
+
+_ANY_WIDTH = 10_000
+"""Columns that no table of ours needs."""
 
 _QUIET_S = 1.0
 """Work shorter than this shows no progress bar."""
@@ -136,15 +149,45 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, allow_nan=False))  # noqa: T201
 
 
+def console() -> "Console":
+    """Return the console that reports for people go to: names out of files are printed as they are, not as markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False)
+
+
+def print_table(table: "Table", console: "Console") -> None:
+    """Print a table of figures whole: where the terminal is too narrow lines run over, no figure is cut short."""
+    from rich.measure import Measurement
+
+    needed = Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum
+    if needed > console.width:
+        table.width = needed
+    console.print(table, crop=False)
+
+
 def note(text: str) -> None:
     """Say one line to people, on stderr."""
-    print(text, file=sys.stderr)  # noqa: T201
+    print(one_line(text), file=sys.stderr)  # noqa: T201
+
+
+def one_line(text: str) -> str:
+    r"""Return a message as one printable line of bounded length, whatever the file that it quotes holds.
+
+    Examples
+    --------
+    >>> one_line("table.json: w\nat: unknown field")
+    'table.json: w\\nat: unknown field'
+    """
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} .. {line[-half:]}"
 
 
 def shows_unicode() -> bool:
     """Whether stdout can show the characters of a drawing."""
     try:
-        "├└│─◆".encode(sys.stdout.encoding or "ascii")
+        "├└│─◆".encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -11,9 +11,11 @@ from treeopt.cli.common import (
     AsJson,
     Budgets,
     FigureOut,
+    console,
     note,
     parse_budgets,
     print_json,
+    print_table,
     progress_bar,
 )
 
@@ -52,12 +54,11 @@ def compare(
             print_json(comparison_document(row))
         return
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    console.print(
-        f"{table.model}: tokens per step (tau) under the {acceptance_model} acceptance model", highlight=False
+    screen = console()
+    screen.print(
+        f"{table.model}: tokens per step (tau) under the {acceptance_model} acceptance model",
     )
     shown = Table(box=SIMPLE, pad_edge=False)
     for name in ("budget", "exact", "greedy", "naive", "random", "greedy is below by"):
@@ -66,14 +67,14 @@ def compare(
         below = "" if row.greedy is None else f"{100 * (1 - row.greedy / row.exact):.2f} %"
         random = _tau(row.random_mean) + ("" if row.random_std is None else f" +- {row.random_std:.4f}")
         shown.add_row(str(row.budget), _tau(row.exact), _tau(row.greedy), _tau(row.naive), random, below)
-    console.print(shown)
+    print_table(shown, screen)
     least = least_heuristic_budget(table)
     if wanted[0] < least:
-        console.print(
+        screen.print(
             f"below {least} tokens only exact has an answer: the others give the root all {table.num_distances} "
             "prompt tokens"
         )
-    console.print(
+    screen.print(
         f"naive: as many prompt tokens on every candidate; random: {'1 seed' if seeds == 1 else f'{seeds} seeds'}, "
         "mean +- standard deviation"
     )

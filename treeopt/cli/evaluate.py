@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from treeopt.cli.common import AsJson, Latency, Seed, print_json
+from treeopt.cli.common import AsJson, Latency, Seed, console, print_json
 
 __all__ = ["evaluate"]
 
@@ -36,11 +36,9 @@ def evaluate(
     if as_json:
         print_json(assessment_document(design, assessment))
         return
-    from rich.console import Console
-
     from treeopt.cli.report import print_assessment, print_replay_counts, print_states
 
-    console = Console()
-    print_states(design, assessment.joint or assessment.independent, console)
-    print_assessment(assessment, console, always=True)
-    print_replay_counts(assessment, console)
+    screen = console()
+    print_states(design, assessment, screen)
+    print_assessment(assessment, screen, always=True)
+    print_replay_counts(assessment, screen)

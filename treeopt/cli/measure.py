@@ -146,7 +146,7 @@ def _print_table(table: "AcceptanceTable") -> None:
 
     from treeopt.app.measure import cumulative_intervals
 
-    console = Console()
+    console = Console(markup=False)
     console.print(f"{table.model}: {table.num_samples:,} positions, {table.rule}", highlight=False)
     tops = [k for k in (1, 2, 3, 5, 10, 20, 50, 100) if k <= table.num_ranks]
     shown = Table(box=SIMPLE, pad_edge=False)

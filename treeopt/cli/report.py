@@ -7,8 +7,8 @@ from rich.table import Table
 from treeopt.acceptance import acceptance_trie
 from treeopt.app.evaluate import Assessment
 from treeopt.app.search import Inputs, SearchReport
-from treeopt.cli.common import shows_unicode
-from treeopt.draw import draw_design
+from treeopt.cli.common import print_table, shows_unicode
+from treeopt.draw import counted, draw_design
 from treeopt.markov import Evaluation
 from treeopt.types import TreeDesign
 
@@ -30,42 +30,46 @@ def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None
     """Print the methods side by side, the proof, the states, and tau by each model."""
     design, latency = report.design, inputs.latency
     aim = "tokens per step (tau)" if latency is None else "tokens per second"
-    console.print(f"{inputs.table.model}: best {aim} within {design.budget} tokens a pass", highlight=False)
+    console.print(f"{inputs.table.model}: best {aim} within {counted(design.budget or 1, 'token')} a pass")
     if latency is not None:
         last = latency.points[-1].num_tokens
         place = (
             f"on {latency.device['name']}, {latency.dtype}, batch {latency.batch_size}, context {latency.context_len}"
         )
-        console.print(f"latency: {place}", highlight=False)
+        console.print(f"latency: {place}")
         if design.budget is not None and design.budget > last:
-            console.print(f"sizes above {last} tokens were not measured, so they are not considered", highlight=False)
+            console.print(f"sizes above {last} tokens were not measured, so they are not considered")
     table = _table("method", "tau", "gap to bound", *(() if latency is None else ("tokens/s", "speedup")))
     for entry in (design, report.other):
         if entry is not None:
             table.add_row(*_method_row(entry, latency is not None))
-    console.print(table)
+    print_table(table, console)
     if report.other_missing is not None:
-        console.print(f"no greedy beside it: {report.other_missing}", highlight=False)
+        console.print(f"no greedy beside it: {report.other_missing}")
+    own = _own_evaluation(design, report.assessment)
     model = f"under the {design.acceptance_model} acceptance model"
     unit = "tokens per step" if latency is None else "tokens per second"
-    console.print(f"proof: no design beats {_number(design.upper_bound, 9)} {unit} {model}", highlight=False)
-    if _speaks_plainly(design, report.assessment):
-        console.print("No speculation is best here: decode one token a pass.", highlight=False)
-    print_states(design, report.assessment.joint or report.assessment.independent, console)
+    console.print(f"proof: no design beats {_number(design.upper_bound, 9)} {unit} {model}")
+    if own is not None and _speaks_plainly(design, own):
+        console.print("No speculation is best here: decode one token a pass.")
+    print_states(design, report.assessment, console)
     print_assessment(report.assessment, console)
-    _print_busiest_tree(report, inputs, console)
+    if own is not None:
+        _print_busiest_tree(design, own, inputs, console)
 
 
-def _print_busiest_tree(report: SearchReport, inputs: Inputs, console: Console) -> None:
+def _own_evaluation(design: TreeDesign, assessment: Assessment) -> Evaluation | None:
+    """Return the value of a design under the model that it was made under."""
+    joint = design.acceptance_model == "joint" and assessment.joint is not None
+    return assessment.joint if joint else assessment.independent
+
+
+def _print_busiest_tree(design: TreeDesign, evaluation: Evaluation, inputs: Inputs, console: Console) -> None:
     """Draw the tree that most steps use."""
-    evaluation = report.assessment.independent
-    if evaluation is None:
-        return
     busiest = max(range(len(evaluation.occupancy)), key=lambda k: evaluation.occupancy[k])
-    drawing = draw_design(
-        report.design, acceptance_trie(inputs.table), states=[busiest], ascii_only=not shows_unicode()
-    )
-    console.print(drawing, highlight=False, markup=False, soft_wrap=True)
+    trie = acceptance_trie(inputs.table, design.acceptance_model or "independent")
+    drawing = draw_design(design, trie, states=[busiest], ascii_only=not shows_unicode())
+    console.print(drawing, soft_wrap=True)
 
 
 def _method_row(design: TreeDesign, with_speed: bool) -> tuple[str, ...]:
@@ -75,21 +79,21 @@ def _method_row(design: TreeDesign, with_speed: bool) -> tuple[str, ...]:
     return (*row, _number(design.tokens_per_second, 3), _number(design.speedup, 4)) if with_speed else row
 
 
-def _speaks_plainly(design: TreeDesign, assessment: Assessment) -> bool:
+def _speaks_plainly(design: TreeDesign, evaluation: Evaluation) -> bool:
     """Whether every state that is ever entered has a bare root: plain decoding."""
-    evaluation = assessment.independent
-    return evaluation is not None and all(
+    return all(
         tree.num_candidates == 0 for tree, share in zip(design.trees, evaluation.occupancy, strict=True) if share > 0
     )
 
 
-def print_states(design: TreeDesign, evaluation: Evaluation | None, console: Console) -> None:
-    """Print one row per state: how often it is used, what its pass holds, what it yields."""
+def print_states(design: TreeDesign, assessment: Assessment, console: Console) -> None:
+    """Print one row per state: how often it is used, what its pass holds, what it yields, by the design's own model."""
+    evaluation = _own_evaluation(design, assessment)
     table = _table("state", "steps", "pass", "size", "candidates", "depth", "prompt tokens", "f(T)")
     for k, tree in enumerate(design.trees):
         table.add_row(
             str(k),
-            "" if evaluation is None else f"{evaluation.occupancy[k]:.2%}",
+            "" if evaluation is None else f"{100 * evaluation.occupancy[k]:.2f} %",
             str(design.pass_tokens[k]),
             str(tree.size(design.tokens_per_prompt_token)),
             str(tree.num_candidates),
@@ -97,7 +101,7 @@ def print_states(design: TreeDesign, evaluation: Evaluation | None, console: Con
             str(tree.num_prompt_tokens),
             "" if evaluation is None else f"{evaluation.expected_tokens[k]:.4f}",
         )
-    console.print(table)
+    print_table(table, console)
 
 
 def print_assessment(assessment: Assessment, console: Console, always: bool = False) -> None:
@@ -119,7 +123,7 @@ def print_assessment(assessment: Assessment, console: Console, always: bool = Fa
     table = _table("tau by", "tau", "95 % interval", *(("speedup",) if with_speed else ()))
     for name, tau, interval, speedup in rows:
         table.add_row(name, _number(tau), interval, *((_number(speedup, 4),) if with_speed else ()))
-    console.print(table)
+    print_table(table, console)
 
 
 def print_replay_counts(assessment: Assessment, console: Console) -> None:
@@ -128,4 +132,4 @@ def print_replay_counts(assessment: Assessment, console: Console) -> None:
     if replayed is None:
         return
     per_state = ", ".join(f"state {k}: {steps}" for k, steps in enumerate(replayed.steps_per_state))
-    console.print(f"replay: {replayed.num_tokens} tokens in {replayed.num_steps} steps ({per_state})", highlight=False)
+    console.print(f"replay: {replayed.num_tokens} tokens in {replayed.num_steps} steps ({per_state})")

@@ -11,6 +11,7 @@ from treeopt.cli.common import (
     AsJson,
     Budget,
     Database,
+    console,
     note,
     one_of,
     print_json,
@@ -136,11 +137,9 @@ def search(
     if report is None:
         print_json(to_document(design))
         return
-    from rich.console import Console
-
     from treeopt.cli.report import print_search
 
-    print_search(report, inputs, Console())
+    print_search(report, inputs, console())
     if out is not None:
         note(f"written to {out}; draw it with: treeopt show {out}")
 

@@ -10,9 +10,11 @@ from treeopt.cli.common import (
     Budgets,
     FigureOut,
     Latency,
+    console,
     note,
     parse_budgets,
     print_json,
+    print_table,
     progress_bar,
 )
 
@@ -59,18 +61,16 @@ def sweep(
         for point in points:
             print_json(sweep_document(point, best))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"{inputs.table.model}: the best trees under the {acceptance_model} acceptance model")
-    _print_points(points, best, inputs.latency, console)
-    console.print(_verdict(best))
+    screen = console()
+    screen.print(f"{inputs.table.model}: the best trees under the {acceptance_model} acceptance model")
+    _print_points(points, best, inputs.latency, screen)
+    screen.print(_verdict(best))
     if out is not None:
         note(f"written to {out}")
 
 
 def _print_points(
-    points: "tuple[SweepPoint, ...]", best: "SweepPoint", latency: "LatencyProfile | None", console: "Console"
+    points: "tuple[SweepPoint, ...]", best: "SweepPoint", latency: "LatencyProfile | None", screen: "Console"
 ) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
@@ -83,16 +83,16 @@ def _print_points(
         if latency is not None:
             row += [_ratio(point.speedup), _ratio(point.one_size_speedup)]
         shown.add_row(*row, "best" if point == best else "")
-    console.print(shown)
+    print_table(shown, screen)
     if latency is None:
         return
-    console.print(
+    screen.print(
         "speedup: every state uses the measured size, up to the budget, that is best for it; one size for all: every "
         "pass is exactly the budget long, blank where that size was not measured"
     )
     last = latency.points[-1].num_tokens
     if points[-1].budget > last:
-        console.print(f"sizes above {last} tokens were not measured, so they are not considered")
+        screen.print(f"sizes above {last} tokens were not measured, so they are not considered")
 
 
 def _ratio(value: float | None) -> str:

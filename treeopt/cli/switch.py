@@ -71,7 +71,7 @@ def search_switch_table(
         return
     from rich.console import Console
 
-    _print_switch(found, Console(highlight=False))
+    _print_switch(found, Console(markup=False, highlight=False))
     if out is not None:
         note(f"written to {out}; decode with it: treeopt generate --tree {out}")
 

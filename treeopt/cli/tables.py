@@ -1,6 +1,6 @@
 """``treeopt tables``."""
 
-from treeopt.cli.common import AsJson, print_json
+from treeopt.cli.common import AsJson, console, print_json
 
 __all__ = ["tables"]
 
@@ -28,11 +28,9 @@ def tables(as_json: AsJson = False) -> None:
                 }
             )
         return
-    from rich.console import Console
-
-    console = Console()
+    screen = console()
     for name, (table, _) in loaded.items():
         samples = "samples unknown" if table.num_samples is None else f"{table.num_samples} samples"
         shape = f"{table.num_distances} distances x {table.num_ranks} ranks"
-        console.print(f"[bold]{name}[/bold]  {table.model}, {shape}, {table.rule}, {samples}", highlight=False)
-        console.print(f"  {table.source}", highlight=False, markup=False)
+        screen.print(f"{name}  {table.model}, {shape}, {table.rule}, {samples}")
+        screen.print(f"  {table.source}")

@@ -207,7 +207,7 @@ def _print_report(report: "TrainingReport", out: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     share, memory = report.num_trainable / report.num_model, report.num_bytes / report.num_model_bytes
     console.print(
         f"{report.num_trainable:,} parameters learnt ({share:.4%} of the model's {report.num_model:,}), "
