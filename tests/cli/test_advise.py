@@ -77,7 +77,7 @@ def test_without_latencies_the_error_says_how_to_get_them(treeopt: Command) -> N
     done = treeopt("advise")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("treeopt: advice needs latencies; no latency profile yet: ")
-    assert "treeopt profile run --model lmsys/vicuna-7b-v1.3, or give a file with --latency" in done.err
+    assert "treeopt profile run --model demo, or give a file with --latency" in done.err
 
 
 def test_a_profile_without_a_size_to_weigh_is_refused(treeopt: Command, files: list[str]) -> None:
