@@ -146,6 +146,8 @@ def occupancy(transitions: Floats, start: int) -> Floats:
         power iteration oscillates and a single linear solve is singular.
     """
     n = len(transitions)
+    # Probabilities below the normal doubles have lost their digits, and ratios of them are infinite.
+    transitions = np.where(transitions < np.finfo(np.float64).tiny, 0.0, transitions)
     reach = np.eye(n, dtype=bool) | (transitions > 0)
     for via in range(n):
         reach |= np.outer(reach[:, via], reach[via])
@@ -157,8 +159,11 @@ def occupancy(transitions: Floats, start: int) -> Floats:
     arrival[start] = 1.0
     if len(transient):
         # Expected visits to transient states, then the mass that leaves them for each recurrent state.
-        inner = transitions[np.ix_(transient, transient)]
-        visits = np.linalg.solve((np.eye(len(transient)) - inner).T, arrival[transient])
+        moves = transitions.copy()
+        np.fill_diagonal(moves, 0.0)
+        # 1 - p(i, i) as the sum of what leaves i: not 0, however rarely i is left.
+        system = np.diag(moves.sum(axis=1)[transient]) - moves[np.ix_(transient, transient)]
+        visits = np.linalg.solve(system.T, arrival[transient])
         arrival = np.where(recurrent, arrival, 0.0)
         arrival += np.where(recurrent, visits @ transitions[transient], 0.0)
     share = np.zeros(n)
@@ -184,6 +189,7 @@ def _closed_class(transitions: Floats) -> Floats:
     share = np.ones(n)
     for i in range(1, n):
         share[i] = share[:i] @ work[:i, i]
+        share /= max(1.0, share[i])  # only ratios matter: keep them from overflowing
     total: Floats = share / share.sum()
     return total
 

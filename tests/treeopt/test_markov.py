@@ -140,6 +140,18 @@ def test_probabilities_of_any_size_keep_their_precision() -> None:
     assert occupancy(np.array([[1 - tiny, tiny], [3 * tiny, 1 - 3 * tiny]]), 1) == pytest.approx([0.75, 0.25])
 
 
+@pytest.mark.parametrize("tiny", [1e-17, 1e-200, 1e-300])
+def test_moves_that_are_almost_never_made_do_not_overflow(tiny: float) -> None:
+    climb = np.array([[0.0, 1.0, 0.0, 0.0], [tiny, 0.0, 1.0, 0.0], [0.0, tiny, 0.0, 1.0], [0.0, 0.0, tiny, 1.0]])
+    assert occupancy(climb, 0) == pytest.approx([0, 0, 0, 1], abs=1e-12)
+    assert occupancy(np.array([[1.0, tiny], [0.0, 1.0]]), 0) == pytest.approx([0, 1])
+
+
+def test_moves_below_the_normal_doubles_are_never_made() -> None:
+    assert occupancy(np.array([[1.0, 5e-324], [0.0, 1.0]]), 0) == pytest.approx([1, 0])
+    assert occupancy(np.array([[0.0, 1.0], [5e-324, 1.0]]), 0) == pytest.approx([0, 1])
+
+
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1))
 def test_occupancy_equals_the_lazy_chain_and_is_stationary(n: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
