@@ -16,6 +16,7 @@ A digest is the SHA-256 of the canonical JSON: sorted keys, no spaces. Numbers a
 so that the digest of a value equals the digest of the file it was read from.
 """
 
+import codecs
 import hashlib
 import json
 import math
@@ -62,6 +63,9 @@ MAX_DOCUMENT_BYTES = 64 * 2**20
 """Larger files are refused unread: no document of treeopt comes near this size."""
 
 Document: TypeAlias = AcceptanceTable | RankRecord | LatencyProfile | TreeDesign | SwitchTable | DecodeRun
+_LONGEST_PLACE = 120
+"""Characters of a field's name in a message; only a name that no document of ours has is longer."""
+
 D = TypeVar("D", AcceptanceTable, RankRecord, LatencyProfile, TreeDesign, SwitchTable, DecodeRun)
 Json: TypeAlias = dict[str, Any]
 
@@ -375,6 +379,7 @@ def _first_problem(error: ValidationError, name: str) -> str:
     place = ""
     for part in first["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    place = place if len(place) <= _LONGEST_PLACE and place.isprintable() else _shown(place, _LONGEST_PLACE)
     if first["type"] == "extra_forbidden":
         return f"{place}: unknown field; {name} has no such field, remove it"
     if first["type"] == "missing":
@@ -402,6 +407,8 @@ def read_json(path: str | os.PathLike[str]) -> object:
         raise DocumentError(f"{where}: cannot be read ({reason}); give a JSON file") from error
     if not raw.strip():
         raise DocumentError(f"{where}: is empty; give a JSON document")
+    if raw.startswith(codecs.BOM_UTF8):
+        raise DocumentError(f"{where}: starts with a byte order mark; save it as UTF-8 without one")
     try:
         return json.loads(
             raw.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique

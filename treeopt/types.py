@@ -14,6 +14,7 @@ size                   tokens of one forward pass: root + candidates + prompt to
 """
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -40,6 +41,12 @@ MAX_BUDGET = 4096
 ROW_SUM_TOLERANCE = 1e-6
 """How far a row of marginals may exceed 1: room for rounded, published figures."""
 
+MAX_INTEGER = 2**63 - 1
+"""Largest whole number in a value: what fits into 64 bits, and into every library that reads it."""
+
+MIN_LATENCY_S, MAX_LATENCY_S = 1e-12, 1e9
+"""No step is as short, or as long (30 years), as these; sums and ratios of latencies between them lose nothing."""
+
 RULES = ("greedy", "sample", "typical")
 METHODS = ("exact", "greedy", "naive", "random", "imported")
 OBJECTIVES = ("tau", "tokens_per_second")
@@ -56,7 +63,7 @@ def _number(value: object, place: str, *, low: float | None = None, high: float 
     """Refuse what is not a finite real number inside ``[low, high]``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidValueError(place, f"must be a number, not {value!r}")
-    _require(math.isfinite(value), place, f"must be finite, not {value!r}")
+    _require(isinstance(value, int) or math.isfinite(value), place, f"must be finite, not {value!r}")
     _require(low is None or value >= low, place, f"must be at least {low}, not {value!r}")
     _require(high is None or value <= high, place, f"must be at most {high}, not {value!r}")
 
@@ -64,7 +71,7 @@ def _number(value: object, place: str, *, low: float | None = None, high: float 
 def _integer(value: object, place: str, *, low: int | None = None, high: int | None = None) -> None:
     """Refuse what is not an integer inside ``[low, high]``."""
     _require(isinstance(value, int) and not isinstance(value, bool), place, f"must be a whole number, not {value!r}")
-    _number(value, place, low=low, high=high)
+    _number(value, place, low=low, high=MAX_INTEGER if high is None else high)
 
 
 def _positive(value: object, place: str) -> None:
@@ -72,8 +79,16 @@ def _positive(value: object, place: str) -> None:
     _require(isinstance(value, int | float) and value > 0, place, f"must be above 0, not {value!r}")
 
 
+def _seconds(value: object, place: str) -> None:
+    _positive(value, place)
+    _number(value, place, low=MIN_LATENCY_S, high=MAX_LATENCY_S)
+
+
 def _text(value: object, place: str) -> None:
     _require(isinstance(value, str) and bool(value), place, f"must be a non-empty text, not {value!r}")
+    # Control characters would steer the terminal that a name is printed on; lone surrogates cannot be written at all.
+    plain = not isinstance(value, str) or not any(unicodedata.category(c) in ("Cc", "Cs") for c in value)
+    _require(plain, place, f"must be one line without control characters, not {value!r}")
 
 
 def _choice(value: object, place: str, choices: tuple[str, ...]) -> None:
@@ -137,7 +152,7 @@ class AcceptanceTable:
         _number(self.temperature, "temperature", low=0)
         if self.num_samples is not None:
             _integer(self.num_samples, "num_samples", low=1)
-        _integer(self.tokens_per_prompt_token, "tokens_per_prompt_token", low=0)
+        _integer(self.tokens_per_prompt_token, "tokens_per_prompt_token", low=0, high=MAX_BUDGET)
         self._check_marginals()
         if self.ranks is not None:
             self._check_ranks(self.ranks)
@@ -182,7 +197,7 @@ class AcceptanceTable:
                 _number(share, f"{place}[{r}]", low=0, high=1)
             total = math.fsum(row)
             _require(
-                total <= 1 + ROW_SUM_TOLERANCE,
+                total <= 1 + ROW_SUM_TOLERANCE * (1 + 1e-9),  # 1e-6 more than 1 has no exact binary form
                 place,
                 f"sums to {total:.9g}, above 1; entries are shares of positions, one rank each (cumulative figures "
                 "need differences)",
@@ -319,7 +334,7 @@ class LatencyPoint:
 
     def __post_init__(self) -> None:
         _integer(self.num_tokens, "num_tokens", low=1)
-        _positive(self.median_s, "median_s")
+        _seconds(self.median_s, "median_s")
         if self.iqr_s is not None:
             _number(self.iqr_s, "iqr_s", low=0)
         if self.num_samples is not None:
@@ -327,7 +342,7 @@ class LatencyPoint:
         if self.samples_s is not None:
             _require(bool(self.samples_s), "samples_s", "is empty; leave it out")
             for i, sample_s in enumerate(self.samples_s):
-                _positive(sample_s, f"samples_s[{i}]")
+                _seconds(sample_s, f"samples_s[{i}]")
             _require(
                 self.num_samples in (None, len(self.samples_s)),
                 "num_samples",

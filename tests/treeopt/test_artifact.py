@@ -35,7 +35,7 @@ from treeopt.artifact import (
     write_text,
 )
 from treeopt.bundled import bundled_tables, load_acceptance
-from treeopt.errors import DocumentError
+from treeopt.errors import DocumentError, InvalidValueError
 
 TABLE = AcceptanceTable(
     model="m",
@@ -139,6 +139,14 @@ BROKEN = [
     (broken(T, "rule", value="lucky"), r"f: rule: must be one of greedy, sample, typical"),
     (broken(T, "temperature", value=-1.0), r"f: temperature: must be at least 0"),
     (broken(T, "num_samples", value=True), r"f: num_samples: .*not True"),
+    (broken(T, "num_samples", value=10**400), r"f: num_samples: must be at most 9223372036854775807, not 1000"),
+    (broken(T, "ranks", 0, 2, value=10**400), r"f: ranks\[0\]\[2\]: must be at most 9223372036854775807, not 1000"),
+    (broken(T, "tokens_per_prompt_token", value=10**30), r"f: tokens_per_prompt_token: must be at most 4096"),
+    (broken(T, "model", value="x\x1b[31m"), r"f: model: must be one line without control characters, not 'x\\x1b"),
+    (broken(T, "source", value="x\ny"), r"f: source: must be one line without control characters, not 'x\\ny'"),
+    (broken(T, "model", value="\ud800"), r"f: model: must be one line without control characters, not '\\ud800'"),
+    (broken(T, "k" * 10**6, value=1), r"f: 'k{116}\.\.\.: unknown field"),
+    (broken(T, "a\nb", value=1), r"f: 'a\\nb': unknown field"),
     (broken(T, "num_samples", value=9), r"f: ranks: counts add up to 10, num_samples is 9"),
     (broken(T, "marginals", value=[]), r"f: marginals: is empty"),
     (broken(T, "marginals", value=[[]]), r"f: marginals\[0\]: is empty"),
@@ -166,6 +174,9 @@ BROKEN = [
     (broken(L, "points", 1, "num_tokens", value=1), r"f: points\[1\].num_tokens: is 1 after 1; sort"),
     (broken(L, "points", value=[]), r"f: points: is empty"),
     (broken(L, "points", 1, "median_s", value=0), r"f: points\[1\].median_s: must be above 0"),
+    (broken(L, "points", 1, "median_s", value=1e-300), r"f: points\[1\].median_s: must be at least 1e-12"),
+    (broken(L, "points", 1, "median_s", value=1e300), r"f: points\[1\].median_s: must be at most 1000000000"),
+    (broken(L, "device", "name", value="\x07"), r"f: device.name: must be one line without control characters"),
     (broken(L, "points", 0, "samples_s", value=[0.1]), r"f: points\[0\].num_samples: is 2 but samples_s holds 1"),
     (broken(L, "points", 0, "nap", value=1), r"f: points\[0\].nap: unknown field"),
     (broken(L, "device", value={}), r"f: device.name: must be a non-empty text"),
@@ -244,6 +255,7 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("empty", lambda path: path.write_text(" \n"), "is empty"),
     ("huge", huge, "is larger than 64 MB"),
     ("utf16", lambda path: path.write_bytes('{"format": 1}'.encode("utf-16")), "is not UTF-8 text"),
+    ("byte order mark", lambda path: path.write_bytes(b"\xef\xbb\xbf{}"), "starts with a byte order mark"),
     ("nested", lambda path: path.write_text("[" * 20_000), "nested too deeply"),
     ("nested-closed", lambda path: path.write_text("[" * 20_000 + "]" * 20_000), "nested too deeply"),
     ("cut", lambda path: path.write_text('{"format": "treeopt'), "is not JSON: .* at line 1"),
@@ -263,6 +275,12 @@ def test_hostile_files_are_refused_in_one_line(make, message: str, tmp_path: Pat
         read_document(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_row_may_exceed_1_by_a_millionth_and_no_more() -> None:
+    assert AcceptanceTable.from_marginals([[0.5, 0.500001]]).num_ranks == 2
+    with pytest.raises(InvalidValueError, match=r"marginals\[0\]: sums to 1.0000011, above 1"):
+        AcceptanceTable.from_marginals([[0.5, 0.5000011]])
 
 
 def test_a_null_byte_in_a_name_is_refused() -> None:
