@@ -497,6 +497,8 @@ def write_text(text: str, path: str | os.PathLike[str]) -> None:
 def write_bytes(content: bytes, path: str | os.PathLike[str]) -> None:
     """Write a file through a temporary file in the same folder and a rename.
 
+    A symbolic link stays and what it points to is written; a pipe or a device is written to as it is.
+
     Raises
     ------
     DocumentError
@@ -506,7 +508,11 @@ def write_bytes(content: bytes, path: str | os.PathLike[str]) -> None:
     if target.is_dir():
         raise DocumentError(f"{target}: is a folder; name a file in it")
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+            return
+        target = Path(os.path.realpath(target))
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:20]}.")
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(content)
@@ -518,8 +524,8 @@ def write_bytes(content: bytes, path: str | os.PathLike[str]) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise DocumentError(f"{target}: cannot be written ({reason}); check the folder and its rights") from error
+        where, reason = os.fspath(path), error.strerror or str(error)
+        raise DocumentError(f"{where}: cannot be written ({reason}); check the folder and its rights") from error
 
 
 def _umask() -> int:

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from treeopt.artifact import (
     read_json,
     read_with_digest,
     to_document,
+    write_bytes,
     write_text,
 )
 from treeopt.bundled import bundled_tables, load_acceptance
@@ -300,6 +302,34 @@ def test_failed_writes_leave_what_was_there(tmp_path: Path, monkeypatch: pytest.
         write_text("after", path)
     assert path.read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    for name in ("old.json", "new.json"):
+        (tmp_path / "link.json").symlink_to(name)
+        (tmp_path / "old.json").write_text("{}")
+        write_document(TABLE, tmp_path / "link.json")
+        assert read_document(tmp_path / name) == TABLE
+        assert (tmp_path / "link.json").is_symlink()
+        (tmp_path / "link.json").unlink()
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_bytes(b"content", pipe)
+        assert os.read(reader, 100) == b"content"
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)
+
+
+def test_a_name_as_long_as_the_file_system_allows_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250 + ".json")
+    write_document(TABLE, path)
+    assert read_document(path) == TABLE
 
 
 def test_unwritable_places_are_named(tmp_path: Path) -> None:
