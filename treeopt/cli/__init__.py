@@ -31,6 +31,13 @@ from treeopt.errors import TreeOptError
 
 __all__ = ["app", "main"]
 
+EXTRAS = {
+    **dict.fromkeys(("accelerate", "gguf", "jinja2", "safetensors", "torch", "transformers"), "runtime"),
+    **dict.fromkeys(("alembic", "apscheduler", "filelock", "platformdirs", "psutil", "sqlalchemy"), "profile"),
+    "psycopg": "postgresql",
+}
+"""Packages that only some commands need, and the extra that brings them."""
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -82,6 +89,13 @@ def main() -> None:
                 sys.stdout.flush()
     except TreeOptError as error:
         note(f"treeopt: {error}")
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        command = f"pip install 'treeopt[{EXTRAS[package]}]'"
+        note(f"treeopt: this command needs {package}, which is not installed; run: {command}")
         sys.exit(1)
     except OSError as error:
         # A reader that has gone (as in `| head`) is no problem; a full disk is. Leave nothing for the interpreter to
