@@ -6,7 +6,8 @@ independent
     The paper's: distances do not depend on each other, so a path's probability is the product of its marginals. All
     nodes of one depth look alike and are folded into one trie node per depth.
 joint
-    Beyond the paper: shares of whole recorded rank paths. One trie node per recorded path.
+    Beyond the paper: shares of whole recorded rank paths. One trie node for all recorded paths of one depth below which
+    everything is equally probable: most long paths were recorded once, so most nodes look like others.
 """
 
 import math
@@ -151,4 +152,20 @@ def _joint(table: AcceptanceTable) -> AcceptanceTrie:
         parent = path[:-1]
         children[node_of[parent]][path[-1]] = (counts[path] / counts[parent], node_of.get(path, -1))
     depths = tuple(len(path) for path in inner)
-    return AcceptanceTrie("joint", m, num_ranks, table.tokens_per_prompt_token, depths, children)
+    return _folded(AcceptanceTrie("joint", m, num_ranks, table.tokens_per_prompt_token, depths, children))
+
+
+def _folded(trie: AcceptanceTrie) -> AcceptanceTrie:
+    """Keep one of all nodes with the same depth and the same children; children have higher numbers than parents."""
+    kept: dict[tuple[int, tuple[tuple[int, tuple[float, int]], ...]], int] = {}
+    stands_for = {-1: -1}
+    for node in range(len(trie.depths) - 1, -1, -1):
+        below = tuple((rank, (share, stands_for[child])) for rank, (share, child) in trie.children[node].items())
+        stands_for[node] = kept.setdefault((trie.depths[node], below), node)
+    number = {-1: -1} | {node: i for i, node in enumerate(sorted(kept.values()))}
+    nodes = sorted((node, depth, below) for (depth, below), node in kept.items())
+    return replace(
+        trie,
+        depths=tuple(depth for _, depth, _ in nodes),
+        children=tuple({rank: (share, number[child]) for rank, (share, child) in below} for *_, below in nodes),
+    )
