@@ -24,6 +24,7 @@ def search(
     method: str = "exact",
     acceptance_model: str = "independent",
     seed: int = 0,
+    upper_bound: float | None = None,
     progress: Progress | None = None,
 ) -> TreeDesign:
     """Find the tree design that makes decoding fastest under an acceptance model.
@@ -44,6 +45,9 @@ def search(
         The paper's independence, or shares of whole recorded paths.
     seed : int
         For method random only.
+    upper_bound : float, optional
+        For the other methods than exact: the bound that an exact search of the same question has proven, so that it is
+        not computed again.
     progress : callable, optional
         Called with one line now and then.
 
@@ -70,12 +74,14 @@ def search(
     if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= MAX_BUDGET:
         raise SearchError(f"budget: must be a whole number from 1 to {MAX_BUDGET} tokens, not {budget!r}")
     trie = acceptance_trie(table, acceptance_model)
-    # The optimum is computed for every method: it is the bound that the others are measured by.
-    optimum = exact_trees(trie, budget, latency, progress)
-    if method == "exact":
-        trees, evaluation = optimum.trees, optimum.evaluation
-    else:
+    if method != "exact":
         trees, evaluation = _best_of_one_size(trie, budget, latency, _heuristic(method, seed, progress))
+    if method == "exact" or upper_bound is None:
+        # The optimum is computed for every method: it is the bound that the others are measured by.
+        optimum = exact_trees(trie, budget, latency, progress)
+        upper_bound = optimum.upper_bound
+        if method == "exact":
+            trees, evaluation = optimum.trees, optimum.evaluation
     return TreeDesign(
         trees=trees,
         budget=budget,
@@ -85,7 +91,7 @@ def search(
         tokens_per_prompt_token=table.tokens_per_prompt_token,
         pass_tokens=evaluation.pass_tokens,
         acceptance_length=evaluation.acceptance_length,
-        upper_bound=optimum.upper_bound,
+        upper_bound=upper_bound,
         tokens_per_second=evaluation.tokens_per_second,
         speedup=evaluation.speedup,
         acceptance_digest=digest(table),

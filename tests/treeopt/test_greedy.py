@@ -1,5 +1,6 @@
 """The paper's greedy: its removal order, its budget, and its place between the baselines and the optimum."""
 
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -117,3 +118,10 @@ def test_unknown_method_and_model_and_missing_ranks_are_refused() -> None:
         search(table, 4, acceptance_model="both")
     with pytest.raises(SearchError, match="has no joint counts"):
         search(table, 4, acceptance_model="joint")
+
+
+def test_a_bound_that_is_known_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = AcceptanceTable.from_marginals([[0.6, 0.2], [0.5, 0.1]])
+    greedy, bound = search(table, 8, method="greedy"), search(table, 8).upper_bound
+    monkeypatch.delattr(sys.modules["treeopt.search"], "exact_trees")  # treeopt.search is the function
+    assert search(table, 8, method="greedy", upper_bound=bound) == greedy

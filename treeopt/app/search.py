@@ -98,9 +98,16 @@ def load_inputs(
 
 
 def run_search(
-    inputs: Inputs, budget: int, method: str, acceptance_model: str, progress: Progress | None = None
+    inputs: Inputs,
+    budget: int,
+    method: str,
+    acceptance_model: str,
+    progress: Progress | None = None,
+    upper_bound: float | None = None,
 ) -> TreeDesign:
     """Search, and record the digests of the documents that were used.
+
+    ``upper_bound``, when it was proven before, is not computed again.
 
     Raises
     ------
@@ -108,7 +115,13 @@ def run_search(
         As `treeopt.search`.
     """
     design = search(
-        inputs.table, budget, inputs.latency, method=method, acceptance_model=acceptance_model, progress=progress
+        inputs.table,
+        budget,
+        inputs.latency,
+        method=method,
+        acceptance_model=acceptance_model,
+        upper_bound=upper_bound,
+        progress=progress,
     )
     return replace(design, acceptance_digest=inputs.table_digest, latency_digest=inputs.latency_digest)
 
@@ -123,7 +136,7 @@ def search_report(
     method = "greedy" if design.method == "exact" else "exact"
     model, budget = design.acceptance_model or "independent", design.budget or 1
     try:
-        other, missing = run_search(inputs, budget, method, model, progress), None
+        other, missing = run_search(inputs, budget, method, model, progress, design.upper_bound), None
     except SearchError as error:
         other, missing = None, str(error)
     return SearchReport(design, other, missing, assess(design, inputs.table, inputs.latency, record))
