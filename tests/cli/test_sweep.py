@@ -1,11 +1,12 @@
 """``treeopt sweep``."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import Command
-from treeopt import AcceptanceTable, LatencyProfile, write_document
+from treeopt import AcceptanceTable, LatencyProfile, read_document, write_document
 
 
 @pytest.fixture
@@ -43,6 +44,20 @@ def test_no_speculation_is_said_plainly(treeopt: Command, table: Path, tmp_path:
     latency = profile(tmp_path, 1.0)
     done = treeopt("sweep", "--acceptance", table, "--latency", latency, "--budgets", "1-8")
     assert "No speculation is best here" in done.out
+
+
+def test_rows_of_a_batch_are_said_to_share_one_size(treeopt: Command, table: Path, tmp_path: Path) -> None:
+    one = read_document(profile(tmp_path, 0.1), LatencyProfile)
+    write_document(replace(one, batch_size=4), tmp_path / "four.json")
+    done = treeopt("sweep", "--acceptance", table, "--latency", tmp_path / "four.json", "--budgets", "1-8")
+    assert "all states share the measured size" in done.out
+    assert "every state uses" not in done.out
+
+
+def test_without_a_stored_profile_auto_says_so(treeopt: Command, table: Path) -> None:
+    done = treeopt("sweep", "--acceptance", table, "--latency", "auto", "--budgets", "2", "--json")
+    assert done.code == 0
+    assert "no latency profile" in done.err
 
 
 def test_without_a_profile_it_says_what_is_missing(treeopt: Command, table: Path) -> None:

@@ -137,7 +137,12 @@ def sweep_figure(
     name = "best: no speculation" if best.no_speculation else f"best: {best.speedup:.3f}× at {best.budget}"
     one_size = [point for point in points if point.one_size_speedup is not None]
     curves = [
-        Curve("each state its size", budgets, [point.speedup or 0.0 for point in points], stairs=True),
+        Curve(
+            "each state its size" if latency.batch_size == 1 else "best shared size",
+            budgets,
+            [point.speedup or 0.0 for point in points],
+            stairs=True,
+        ),
         Curve(
             "one size for all",
             [point.budget for point in one_size],

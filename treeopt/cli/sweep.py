@@ -47,12 +47,14 @@ def sweep(
         from treeopt.plot import check_figure_path
 
         check_figure_path(out)
-    inputs, _ = load_inputs(acceptance, latency or "none")
+    inputs, line = load_inputs(acceptance, latency or "none")
     with progress_bar("sweep", len(wanted)) as progress:
         points = sweep_budgets(
             inputs.table, wanted, inputs.latency, acceptance_model=acceptance_model, progress=progress
         )
     best = best_point(points)
+    if line is not None:
+        note(line)
     if out is not None:
         from treeopt.plot import save_figure
 
@@ -86,9 +88,11 @@ def _print_points(
     print_table(shown, screen)
     if latency is None:
         return
+    # Rows of a batch are in different states and share one padded pass.
+    sizes = "every state uses" if latency.batch_size == 1 else "all states share"
     screen.print(
-        "speedup: every state uses the measured size, up to the budget, that is best for it; one size for all: every "
-        "pass is exactly the budget long, blank where that size was not measured"
+        f"speedup: {sizes} the measured size, up to the budget, that is best; one size for all: every pass is exactly "
+        "the budget long, blank where that size was not measured"
     )
     last = latency.points[-1].num_tokens
     if points[-1].budget > last:
