@@ -1,5 +1,6 @@
 """Switching tables and advice from the profiles stored on this device."""
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.db.examples import conditions, point
 from treeopt import AcceptanceTable, write_document
 from treeopt.app.advise import load_advice_inputs
 from treeopt.app.switch import search_switch
+from treeopt.cli import main
 from treeopt.errors import ProfileError
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -80,3 +82,16 @@ def test_advice_breaks_even_over_profiles_that_differ_in_batch_and_context_only(
     assert record is None
     assert line is not None
     assert "of this device: toy" in line
+
+
+def test_search_for_another_engine_uses_the_profile_of_the_batch_and_context_asked_for(
+    engine: Engine, url: str, table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(engine, 1.1, batch_size=1, context_len=512)
+    store(engine, 3.0, batch_size=4, context_len=64)
+    for more, answer in (((), "[[0]]\n"), (("--batch", "4", "--context", "64"), "")):
+        arguments = ("search", "--acceptance", table, "--budget", "4", "--target", "medusa", "--db", url, *more)
+        monkeypatch.setattr(sys, "argv", ["treeopt", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        assert capsys.readouterr().out == answer

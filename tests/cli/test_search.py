@@ -133,6 +133,10 @@ def test_evaluate_replays(treeopt: Command, joint: Path, ranks: Path, tmp_path: 
     assert found["num_steps"] == sum(found["steps_per_state"])
     assert found["acceptance_length"] == found["num_tokens"] / found["num_steps"]
     assert "tokens in" in treeopt("evaluate", tree, "--replay", ranks).out
+    write_document(RankRecord("toy", "made up", "greedy", 0.0, 2, (((0,), (1,)),)), ranks)
+    done = treeopt("evaluate", tree, "--replay", ranks)
+    assert (done.code, done.out) == (1, "")
+    assert f"{ranks}: sequences: record 1 distance" in done.err
     done = treeopt("evaluate", tree, "--acceptance", "vicuna-7b-m3")
     assert (done.code, done.out) == (1, "")
     assert "states 0 to 2, the table needs 0 to 3" in done.err
@@ -183,3 +187,32 @@ def test_a_result_that_cannot_be_written_prints_nothing(treeopt: Command, tmp_pa
     done = treeopt("search", "--json", "--out", tmp_path / "missing" / "tree.json")
     assert (done.code, done.out) == (1, "")
     assert "missing/tree.json: cannot be written" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_problem_stands_alone_on_stderr(treeopt: Command, ranks: Path) -> None:
+    for arguments, problem in (
+        (("--acceptance-model", "joint", "--acceptance", "vicuna-7b-m3"), "the table has no joint counts"),
+        (("--acceptance", "vicuna-7b-m3", "--replay", ranks), f"{ranks}: sequences: record 2 distances"),
+        (("--target", "medusa", "--draft-s", "inf"), "draft seconds"),
+    ):
+        done = treeopt("search", *arguments)
+        assert (done.code, done.out) == (1, "")
+        assert problem in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (("--target", "medusa", "--json"), "--json"),
+        (("--target", "medusa", "--method", "greedy"), "--method"),
+        (("--contexts", "128", "--target", "medusa"), "--target"),
+        (("--contexts", "128", "--max-depth", "2"), "--max-depth"),
+        (("--batches", "1", "--draft-s", "0.1"), "--draft-s"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(treeopt: Command, arguments: tuple[str, ...], flag: str) -> None:
+    done = treeopt("search", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert f"{flag}: does not go with" in done.err

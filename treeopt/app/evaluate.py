@@ -1,6 +1,6 @@
 """Use case: the value of a design by each model that the data allow, so that each assumption's cost can be seen."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from treeopt.acceptance import acceptance_trie
@@ -106,9 +106,15 @@ def evaluate_tree(
     profile = None if latency is None else read_document(latency, LatencyProfile)
     record = None if ranks is None else read_document(ranks, RankRecord)
     try:
-        return design, assess(design, table, profile, record, seed)
+        assessment = assess(design, table, profile)
     except InvalidValueError as error:
         raise DocumentError(f"{tree}: {error}") from error
+    if record is None:
+        return design, assessment
+    try:
+        return design, replace(assessment, replayed=replay(design, record, profile, seed=seed))
+    except InvalidValueError as error:
+        raise DocumentError(f"{ranks}: {error}") from error
 
 
 def assessment_document(design: TreeDesign, assessment: Assessment) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from treeopt.app.evaluate import Assessment, assess
 from treeopt.app.latency_lookup import find_profile, stored_profile
 from treeopt.artifact import document_digest, read_document, read_with_digest, to_document
 from treeopt.bundled import load_acceptance
-from treeopt.errors import SearchError
+from treeopt.errors import DocumentError, InvalidValueError, SearchError
 from treeopt.search import search
 from treeopt.types import AcceptanceTable, LatencyProfile, RankRecord, TreeDesign
 
@@ -131,15 +131,28 @@ def search_report(
     design: TreeDesign,
     record: RankRecord | None,
     progress: Progress | None = None,
+    record_name: str | None = None,
 ) -> SearchReport:
-    """Put the other method beside a design, and evaluate the design under every model at hand."""
+    """Put the other method beside a design, and evaluate the design under every model at hand.
+
+    ``record_name`` is what to call the rank record in errors.
+
+    Raises
+    ------
+    DocumentError
+        When the rank record is not of the table's guesses.
+    """
     method = "greedy" if design.method == "exact" else "exact"
     model, budget = design.acceptance_model or "independent", design.budget or 1
     try:
         other, missing = run_search(inputs, budget, method, model, progress, design.upper_bound), None
     except SearchError as error:
         other, missing = None, str(error)
-    return SearchReport(design, other, missing, assess(design, inputs.table, inputs.latency, record))
+    try:
+        assessment = assess(design, inputs.table, inputs.latency, record)
+    except InvalidValueError as error:
+        raise DocumentError(f"{record_name or 'rank record'}: {error}") from error
+    return SearchReport(design, other, missing, assessment)
 
 
 def bundled_ranks(name: str) -> RankRecord | None:

@@ -1,5 +1,6 @@
 """``treeopt search``."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -106,9 +107,7 @@ def search(
     if contexts is not None or batches is not None:
         from treeopt.cli.switch import parse_numbers, search_switch_table
 
-        if target is not None or replay is not None:
-            name = "--target" if target is not None else "--replay"
-            raise typer.BadParameter("does not go with --contexts and --batches", param_hint=name)
+        _refuse_beside("--contexts and --batches", target=target, replay=replay, max_depth=max_depth, draft_s=draft_s)
         wanted_batches = parse_numbers(str(batch or 1) if batches is None else batches, "--batches")
         wanted_contexts = parse_numbers(str(context or 512) if contexts is None else contexts, "--contexts")
         search_switch_table(
@@ -116,8 +115,9 @@ def search(
         )
         return
     if target is not None:
-        _refuse_beside_target(method=method != "exact", replay=replay is not None, json=as_json)
-        _search_for_target(target, acceptance, latency, budget, acceptance_model, max_depth, draft_s, out, db)
+        _refuse_beside("--target", method=method != "exact", replay=replay, json=as_json)
+        profiles = _Profiles(tuple(latency), context, batch, db)
+        _search_for_target(target, acceptance, profiles, budget, acceptance_model, max_depth, draft_s, out)
         return
     if max_depth is not None or draft_s:
         raise typer.BadParameter("goes with --target only", param_hint="--max-depth" if max_depth else "--draft-s")
@@ -127,13 +127,13 @@ def search(
         )
     record = bundled_ranks(acceptance) if replay is None else read_document(replay, RankRecord)
     inputs, line = load_inputs(acceptance, latency[0], context_len=context, batch_size=batch, db_url=db)
-    if line is not None:
-        note(line)
     with progress_bar("search") as progress:
         design = run_search(inputs, budget, method, acceptance_model, progress)
-        report = None if as_json else search_report(inputs, design, record, progress)
+        report = None if as_json else search_report(inputs, design, record, progress, record_name=replay)
     if out is not None:
         write_document(design, out)
+    if line is not None:
+        note(line)  # only now: where something fails, its reason stands alone
     if report is None:
         print_json(to_document(design))
         return
@@ -144,22 +144,31 @@ def search(
         note(f"written to {out}; draw it with: treeopt show {out}")
 
 
-def _refuse_beside_target(**given: bool) -> None:
-    for name, is_given in given.items():
-        if is_given:
-            raise typer.BadParameter("does not go with --target", param_hint=f"--{name}")
+def _refuse_beside(flags: str, **given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise typer.BadParameter(f"does not go with {flags}", param_hint="--" + name.replace("_", "-"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Profiles:
+    """Which latency profiles were asked for."""
+
+    names: tuple[str, ...]
+    context_len: int | None
+    batch_size: int | None
+    db_url: str | None
 
 
 def _search_for_target(
     target: str,
     acceptance: str,
-    latency: list[str],
+    wanted: _Profiles,
     budget: int,
     acceptance_model: str,
     max_depth: int | None,
     draft_s: float,
     out: str | None,
-    db: str | None,
 ) -> None:
     from treeopt.app.search import load_inputs
     from treeopt.app.target import TARGETS, search_for_target
@@ -167,11 +176,13 @@ def _search_for_target(
 
     if target not in TARGETS:
         raise typer.BadParameter(f"must be one of {', '.join(TARGETS)}, not {target!r}", param_hint="--target")
-    profiles = []
-    for name in latency:
-        inputs, line = load_inputs(acceptance, name, db_url=db)
+    profiles, lines = [], []
+    for name in wanted.names:
+        inputs, line = load_inputs(
+            acceptance, name, context_len=wanted.context_len, batch_size=wanted.batch_size, db_url=wanted.db_url
+        )
         if line is not None:
-            note(line)
+            lines.append(line)
         if inputs.latency is not None:
             profiles.append(inputs.latency)
     with progress_bar("search") as progress:
@@ -185,6 +196,6 @@ def _search_for_target(
             draft_s=draft_s,
             progress=progress,
         )
-    for text in result.notes:
-        note(text)
     deliver(result.content, out)
+    for text in (*lines, *result.notes):
+        note(text)
