@@ -65,6 +65,14 @@ def test_report_shows_greedy_bound_and_the_assumption(treeopt: Command) -> None:
         assert text in done.out
 
 
+def test_a_large_tree_is_not_drawn_below_the_figures(treeopt: Command) -> None:
+    small, large = (treeopt("search", "--acceptance", "vicuna-7b-m3", "--budget", n).out for n in (64, 512))
+    assert "root + 20 candidates" in small
+    assert "root + 134 candidates" not in large
+    assert "the tree of state 3 has 134 candidates" in large
+    assert len(large.splitlines()) < 30
+
+
 @pytest.mark.parametrize("budget", [1, 2, 3])
 def test_tiny_budgets_say_why_greedy_is_absent(treeopt: Command, budget: int) -> None:
     done = treeopt("search", "--budget", budget)

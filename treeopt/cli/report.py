@@ -15,6 +15,10 @@ from treeopt.types import TreeDesign
 __all__ = ["print_assessment", "print_replay_counts", "print_search", "print_states"]
 
 
+_MOST_DRAWN = 64
+"""Candidates of a tree that is drawn below the figures."""
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE, pad_edge=False)
     for i, column in enumerate(columns):
@@ -65,8 +69,15 @@ def _own_evaluation(design: TreeDesign, assessment: Assessment) -> Evaluation | 
 
 
 def _print_busiest_tree(design: TreeDesign, evaluation: Evaluation, inputs: Inputs, console: Console) -> None:
-    """Draw the tree that most steps use."""
+    """Draw the tree that most steps use, unless it would push the figures off the screen."""
     busiest = max(range(len(evaluation.occupancy)), key=lambda k: evaluation.occupancy[k])
+    num_candidates = design.trees[busiest].num_candidates
+    if num_candidates > _MOST_DRAWN:
+        console.print(
+            f"the tree of state {busiest} has {num_candidates} candidates: write the design with --out, draw it with "
+            "treeopt show"
+        )
+        return
     trie = acceptance_trie(inputs.table, design.acceptance_model or "independent")
     drawing = draw_design(design, trie, states=[busiest], ascii_only=not shows_unicode())
     console.print(drawing, soft_wrap=True)
