@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from treeopt.errors import InvalidValueError
 
@@ -82,6 +83,11 @@ def _positive(value: object, place: str) -> None:
 def _seconds(value: object, place: str) -> None:
     _positive(value, place)
     _number(value, place, low=MIN_LATENCY_S, high=MAX_LATENCY_S)
+
+
+def _plain(value: Any) -> Any:
+    """Return the Python number in a scalar of numpy or torch; anything else as it is."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _text(value: object, place: str) -> None:
@@ -163,14 +169,14 @@ class AcceptanceTable:
     def from_marginals(
         cls, marginals: Iterable[Iterable[float]], *, tokens_per_prompt_token: int = 1, model: str = "unnamed"
     ) -> "AcceptanceTable":
-        """Build a greedy table from bare rows of probabilities, shape (m, K)."""
+        """Build a greedy table from bare rows of probabilities, shape (m, K); arrays are fine."""
         return cls(
             model=model,
             source="given in code",
             rule="greedy",
             temperature=0.0,
             num_samples=None,
-            marginals=tuple(tuple(row) for row in marginals),
+            marginals=tuple(tuple(_plain(share) for share in row) for row in marginals),
             tokens_per_prompt_token=tokens_per_prompt_token,
         )
 
@@ -426,7 +432,7 @@ class LatencyProfile:
             context_len=0,
             attention="sdpa",
             graph_mode="eager",
-            points=tuple(LatencyPoint(n, medians_s[n]) for n in sorted(medians_s)),
+            points=tuple(LatencyPoint(_plain(n), _plain(medians_s[n])) for n in sorted(medians_s)),
         )
 
     def median_s(self, num_tokens: int) -> float:

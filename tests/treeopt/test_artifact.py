@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -283,6 +284,14 @@ def test_a_row_may_exceed_1_by_a_millionth_and_no_more() -> None:
     assert AcceptanceTable.from_marginals([[0.5, 0.500001]]).num_ranks == 2
     with pytest.raises(InvalidValueError, match=r"marginals\[0\]: sums to 1.0000011, above 1"):
         AcceptanceTable.from_marginals([[0.5, 0.5000011]])
+
+
+def test_numbers_of_arrays_become_plain_numbers() -> None:
+    table = AcceptanceTable.from_marginals(np.array([[1, 0]]))
+    assert to_document(table)["marginals"] == [[1, 0]]
+    assert AcceptanceTable.from_marginals(np.array([[0.5]], dtype=np.float32)).marginals == ((0.5,),)
+    points = dict(zip(np.arange(1, 3), np.array([1, 2], dtype=np.float32), strict=True))
+    assert LatencyProfile.from_medians(points) == LatencyProfile.from_medians({1: 1.0, 2: 2.0})
 
 
 def test_a_null_byte_in_a_name_is_refused() -> None:
