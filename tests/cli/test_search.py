@@ -1,6 +1,7 @@
 """``treeopt search``, ``evaluate`` and ``tables`` as people and programs use them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,33 @@ def test_latency_turns_the_aim_to_tokens_per_second(treeopt: Command, profile: P
     assert set(design["pass_tokens"].values()) <= {1, 4, 8, 16}
     report = treeopt("search", "--latency", profile, "--budget", 64)
     assert "sizes above 16 tokens were not measured" in report.out
+
+
+def test_slow_machines_have_figures_too(treeopt: Command, tmp_path: Path) -> None:
+    write_document(LatencyProfile.from_medians({1: 3600.0, 4: 3700.0}), tmp_path / "hours.json")
+    arguments = ("search", "--latency", tmp_path / "hours.json", "--budget", 4)
+    reached = treeopt(*arguments, "--json").json()["tokens_per_second"]
+    assert 1e-4 < reached < 1e-3
+    report = treeopt(*arguments).out
+    assert f" {reached:.6f} " in report
+    assert float(report.split("no design beats ")[1].split()[0]) == pytest.approx(reached, rel=1e-6)
+
+
+def test_a_profile_to_be_doubted_is_said_to_be(treeopt: Command, profile: Path, tmp_path: Path) -> None:
+    assert treeopt("search", "--latency", profile, "--json").err == ""
+    doubtful = replace(read_document(profile, LatencyProfile), complete=False, flags=("noisy", "drifted"))
+    write_document(doubtful, tmp_path / "partial.json")
+    for command in ("search", "sweep"):
+        done = treeopt(command, "--latency", tmp_path / "partial.json", "--json")
+        assert done.code == 0
+        assert "partial.json: is not complete: sizes are missing" in done.err
+        assert done.err.endswith("; is flagged noisy, drifted\n")
+
+
+def test_speed_of_a_batch_is_said_to_be_of_one_text(treeopt: Command, profile: Path, tmp_path: Path) -> None:
+    write_document(replace(read_document(profile, LatencyProfile), batch_size=4), tmp_path / "batch.json")
+    assert "of one of the 4 texts" in treeopt("search", "--latency", tmp_path / "batch.json").out
+    assert "of one of the" not in treeopt("search", "--latency", profile).out
 
 
 def test_joint_model_and_replay_in_the_report(treeopt: Command, joint: Path, ranks: Path) -> None:

@@ -75,7 +75,7 @@ def load_inputs(
     Returns
     -------
     Inputs, str or None
-        And a line to tell people which profile was taken, or why none.
+        And a line to tell people which profile was taken, or why none, or what is wrong with the one they gave.
 
     Raises
     ------
@@ -91,10 +91,18 @@ def load_inputs(
         digest = None if profile is None else document_digest(to_document(profile))
     elif Path(latency).exists():
         profile, digest = read_with_digest(latency, LatencyProfile)
+        line = _doubt(latency, profile)
     else:
         profile = stored_profile(latency, db_url)
         digest = document_digest(to_document(profile))
     return Inputs(table, table_digest, profile, digest), line
+
+
+def _doubt(name: str, profile: LatencyProfile) -> str | None:
+    """Say why a profile out of a file should not be trusted as it is, if so."""
+    doubts = [] if profile.complete else ["is not complete: sizes are missing, and a better one may be among them"]
+    doubts += [f"is flagged {', '.join(profile.flags)}"] if profile.flags else []
+    return f"{name}: {'; '.join(doubts)}" if doubts else None
 
 
 def run_search(

@@ -27,7 +27,10 @@ def _table(*columns: str) -> Table:
 
 
 def _number(value: float | None, digits: int = 6) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    """Write a figure with so many digits behind the point; small ones with as many digits that count."""
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" if value >= 1 else f"{value:#.{digits}g}"
 
 
 def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None:
@@ -41,8 +44,10 @@ def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None
             f"on {latency.device['name']}, {latency.dtype}, batch {latency.batch_size}, context {latency.context_len}"
         )
         console.print(f"latency: {place}")
+        if latency.batch_size > 1:
+            console.print(f"tokens per second are of one of the {latency.batch_size} texts; all states share one size")
         if design.budget is not None and design.budget > last:
-            console.print(f"sizes above {last} tokens were not measured, so they are not considered")
+            console.print(f"sizes above {counted(last, 'token')} were not measured, so they are not considered")
     table = _table("method", "tau", "gap to bound", *(() if latency is None else ("tokens/s", "speedup")))
     for entry in (design, report.other):
         if entry is not None:

@@ -77,6 +77,8 @@ def _print_points(
     from rich.box import SIMPLE
     from rich.table import Table
 
+    from treeopt.draw import counted
+
     shown = Table(box=SIMPLE, pad_edge=False)
     for name in ("budget", "tau", *(() if latency is None else ("speedup", "one size for all")), ""):
         shown.add_column(name, justify="right")
@@ -96,7 +98,7 @@ def _print_points(
     )
     last = latency.points[-1].num_tokens
     if points[-1].budget > last:
-        screen.print(f"sizes above {last} tokens were not measured, so they are not considered")
+        screen.print(f"sizes above {counted(last, 'token')} were not measured, so they are not considered")
 
 
 def _ratio(value: float | None) -> str:
