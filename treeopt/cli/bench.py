@@ -10,6 +10,11 @@ from treeopt.cli.common import (
     AsJson,
     Budgets,
     Database,
+    Device,
+    Dtype,
+    Model,
+    PromptTokens,
+    Raw,
     note,
     one_of,
     parse_budgets,
@@ -24,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench", "print_bench"]
 
-Model = Annotated[
-    str, typer.Option("--model", metavar="NAME|FOLDER|FILE.gguf", help="Hub id, folder, GGUF file, or demo.")
-]
 Prompts = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +55,6 @@ Guesses = Annotated[
         callback=lambda value: value if value is None else one_of(value, ("prompt", "free", "lookup")),
     ),
 ]
-PromptTokens = Annotated[str | None, typer.Option("--prompt-tokens", metavar="FOLDER", help="Trained prompt tokens.")]
 Table_ = Annotated[
     str | None,
     typer.Option("--acceptance", metavar="FILE|NAME", help="Acceptance table of these guesses; the shipped one's."),
@@ -97,17 +98,6 @@ GraphMode = Annotated[
     ),
 ]
 Kernels = Annotated[str, typer.Option("--kernels", help="Plan of linear-layer kernels; auto, own, or a plan's name.")]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        metavar="float32|bfloat16|float16|float64",
-        help="Number format of the model.",
-        callback=lambda value: one_of(value, ("float32", "bfloat16", "float16", "float64")),
-    ),
-]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Leave out the chat template.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Write exactly --max-new-tokens.")]
 NoStore = Annotated[bool, typer.Option("--no-store", help="Do not keep the runs in the database.")]
 Out = Annotated[

@@ -24,8 +24,13 @@ __all__ = [
     "Budget",
     "Budgets",
     "Database",
+    "Device",
+    "Dtype",
     "FigureOut",
     "Latency",
+    "Model",
+    "PromptTokens",
+    "Raw",
     "Seed",
     "console",
     "file_ending",
@@ -86,6 +91,21 @@ FigureOut = Annotated[
     ),
 ]
 PICTURES = (".png", ".svg", ".pdf")
+Model = Annotated[
+    str, typer.Option("--model", metavar="NAME|FOLDER|FILE.gguf", help="Hub id, folder, GGUF file, or demo.")
+]
+PromptTokens = Annotated[str | None, typer.Option("--prompt-tokens", metavar="FOLDER", help="Trained prompt tokens.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        metavar="float32|bfloat16|float16|float64",
+        help="Number format of the model.",
+        callback=lambda value: one_of(value, ("float32", "bfloat16", "float16", "float64")),
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Leave out the chat template.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 _LONGEST_LINE = 2000

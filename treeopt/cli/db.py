@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from treeopt.cli.common import note, print_json
+from treeopt.cli.common import Database, note, print_json
 
 __all__ = ["app"]
 
@@ -16,16 +16,9 @@ app = typer.Typer(
     help="Look after the database that keeps profiles, tables, designs, runs and jobs.",
 )
 
-Db = Annotated[
-    str | None,
-    typer.Option(
-        "--db", metavar="URL", help="Database: URL or SQLite file. Default: TREEOPT_DB, else one in the data folder."
-    ),
-]
-
 
 @app.command("upgrade")
-def upgrade(db: Db = None) -> None:
+def upgrade(db: Database = None) -> None:
     """Bring the database to this version's schema, or make it; a SQLite file is backed up first.
 
     Example: treeopt db upgrade
@@ -38,7 +31,7 @@ def upgrade(db: Db = None) -> None:
 
 @app.command("current")
 def current(
-    db: Db = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False
+    db: Database = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False
 ) -> None:
     """Say where the database is and which schema it has.
 
@@ -56,7 +49,9 @@ def current(
 
 
 @app.command("backup")
-def backup(target: Annotated[Path, typer.Argument(metavar="FILE", help="New file to write.")], db: Db = None) -> None:
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="New file to write.")], db: Database = None
+) -> None:
     """Copy the database while it is in use: SQLite's online backup, or pg_dump.
 
     Example: treeopt db backup copy.db
@@ -67,7 +62,7 @@ def backup(target: Annotated[Path, typer.Argument(metavar="FILE", help="New file
 
 
 @app.command("check")
-def check(db: Db = None) -> None:
+def check(db: Database = None) -> None:
     """Look for damage; exit code 1 when there is any.
 
     Example: treeopt db check
@@ -83,7 +78,7 @@ def check(db: Db = None) -> None:
 
 
 @app.command("vacuum")
-def vacuum(db: Db = None) -> None:
+def vacuum(db: Database = None) -> None:
     """Give the room of deleted rows back.
 
     Example: treeopt db vacuum

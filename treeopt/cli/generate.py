@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treeopt.cli.common import AsJson, Seed, note, one_of, print_json, progress_bar
+from treeopt.cli.common import (
+    AsJson,
+    Device,
+    Dtype,
+    Model,
+    PromptTokens,
+    Raw,
+    Seed,
+    note,
+    one_of,
+    print_json,
+    progress_bar,
+)
 from treeopt.types import MAX_BUDGET
 
 if TYPE_CHECKING:
@@ -15,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 Prompt = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to answer.", show_default=False)]
-Model = Annotated[
-    str, typer.Option("--model", metavar="NAME|FOLDER|FILE.gguf", help="Hub id, folder, GGUF file, or demo.")
-]
 Tree = Annotated[
     str | None,
     typer.Option(
@@ -35,25 +44,13 @@ Guesses = Annotated[
         callback=lambda value: value if value is None else one_of(value, ("prompt", "free", "lookup")),
     ),
 ]
-PromptTokens = Annotated[str | None, typer.Option("--prompt-tokens", metavar="FOLDER", help="Trained prompt tokens.")]
 Prompts = Annotated[
     str | None,
     typer.Option(
         "--prompts", metavar="FILE", help="Text lines, or JSON lines with prompt or turns (the first turn is taken)."
     ),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Leave out the chat template.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens to write at most.")]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        metavar="float32|bfloat16|float16|float64",
-        help="Number format of the model.",
-        callback=lambda value: one_of(value, ("float32", "bfloat16", "float16", "float64")),
-    ),
-]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy; above 0 samples exactly.")]
 TopK = Annotated[int, typer.Option("--top-k", min=0, help="Sample among this many tokens; 0 for all.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Sample among this share; 1 for all.")]

@@ -4,16 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treeopt.cli.common import AsJson, Seed, note, one_of, print_json, progress_bar
+from treeopt.cli.common import AsJson, Device, Dtype, Model, Raw, Seed, note, print_json, progress_bar
 
 if TYPE_CHECKING:
     from treeopt.types import AcceptanceTable
 
 __all__ = ["measure"]
 
-Model = Annotated[
-    str, typer.Option("--model", metavar="NAME|FOLDER|FILE.gguf", help="Hub id, folder, GGUF file, or demo.")
-]
 PromptTokens = Annotated[
     str | None,
     typer.Option(
@@ -28,7 +25,6 @@ Prompts = Annotated[
         "--prompts", metavar="FILE", help="Text lines, or JSON lines with prompt or turns; shipped ones without it."
     ),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Leave out the chat template.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens the model writes per prompt.")]
 MaxRank = Annotated[int, typer.Option("--max-rank", min=1, max=1000, help="Ranks that are told apart.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy; above 0 samples.")]
@@ -43,16 +39,6 @@ Compare = Annotated[
     typer.Option("--compare", metavar="FILE|NAME", help="Draw this table beside it; may be given again."),
 ]
 Batch = Annotated[int, typer.Option("--batch-size", min=1, help="Prompts answered together.")]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        metavar="float32|bfloat16|float16|float64",
-        help="Number format of the model.",
-        callback=lambda value: one_of(value, ("float32", "bfloat16", "float16", "float64")),
-    ),
-]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
 
 
 def measure(

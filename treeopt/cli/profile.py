@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treeopt.cli.common import note, print_json
+from treeopt.cli.common import Database, note, print_json
 
 if TYPE_CHECKING:
     from treeopt.app.profile_request import ProfileRequest
@@ -23,12 +23,6 @@ app = typer.Typer(
     help="Measure the step latency of a model on this machine, keep the curves and share them.",
 )
 
-Db = Annotated[
-    str | None,
-    typer.Option(
-        "--db", metavar="URL", help="Database: URL or SQLite file. Default: TREEOPT_DB, else one in the data folder."
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines and nothing else on stdout.")]
 Reference = Annotated[str, typer.Argument(metavar="DIGEST", help="Digest of a profile, or its first digits.")]
 Model = Annotated[str, typer.Option("--model", help="Model: hub id, folder, GGUF file, or demo.")]
@@ -128,7 +122,7 @@ def run(
         float, typer.Option("--point-seconds", min=0, help="Longest time of the timed steps of one point.")
     ] = 3.0,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for another measurement.")] = 0.0,
-    db: Db = None,
+    db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model's latency curves now: whole decoding steps, the bare forward pass beside them.
@@ -152,7 +146,7 @@ def run(
 @app.command("list")
 def list_command(
     model: Annotated[str | None, typer.Option("--model", help="Only this model's.")] = None,
-    db: Db = None,
+    db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """List the profiles, newest first.
@@ -201,7 +195,7 @@ def _age(seconds: float) -> str:
 
 
 @app.command("show")
-def show(reference: Reference, db: Db = None, as_json: AsJson = False) -> None:
+def show(reference: Reference, db: Database = None, as_json: AsJson = False) -> None:
     """Show one profile point by point: median, spread, the bare forward pass, flags.
 
     Example: treeopt profile show 3f2a9c
@@ -237,7 +231,7 @@ def show(reference: Reference, db: Db = None, as_json: AsJson = False) -> None:
 def export(
     reference: Reference,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
-    db: Db = None,
+    db: Database = None,
 ) -> None:
     """Write a profile as a treeopt.latency document that others can verify and import.
 
@@ -255,7 +249,7 @@ def export(
 @app.command("import")
 def import_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="treeopt.latency documents with sha256.")],
-    db: Db = None,
+    db: Database = None,
 ) -> None:
     """Store profiles that were exported elsewhere; what cannot be verified is refused.
 
@@ -273,7 +267,7 @@ def import_command(
 def compare(
     first: Reference,
     second: Annotated[str, typer.Argument(metavar="DIGEST", help="The other profile.")],
-    db: Db = None,
+    db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two profiles where both were measured: latencies, and how far their shapes L(n)/L(1) differ.
@@ -309,7 +303,7 @@ def compare(
 def plot(
     references: Annotated[list[str], typer.Argument(metavar="DIGEST...", help="Profiles to draw, one line each.")],
     out: Annotated[Path, typer.Option("--out", help="Picture to write: .svg, .png or .pdf.")] = Path("latency.svg"),
-    db: Db = None,
+    db: Database = None,
 ) -> None:
     """Draw latency curves with their quartiles.
 
@@ -322,7 +316,7 @@ def plot(
 
 
 @app.command("forget")
-def forget(reference: Reference, db: Db = None) -> None:
+def forget(reference: Reference, db: Database = None) -> None:
     """Delete a profile and its points.
 
     Example: treeopt profile forget 3f2a9c
@@ -359,7 +353,7 @@ def schedule(
         typer.Option("--max-age", min=0, metavar="DAYS", help="Measure again when older, or driver or model changed."),
     ] = None,
     attempts: Annotated[int, typer.Option("--attempts", min=1, help="Failures allowed in a row.")] = 3,
-    db: Db = None,
+    db: Database = None,
 ) -> None:
     """Queue a measurement of this machine's device for when it is idle (see watch).
 
@@ -383,7 +377,7 @@ def schedule(
 @app.command("jobs")
 def jobs_command(
     cancel: Annotated[int | None, typer.Option("--cancel", metavar="JOB", help="Take this job out.")] = None,
-    db: Db = None,
+    db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """List the queue, or take a job out of it.
@@ -431,7 +425,7 @@ def watch(
         bool, typer.Option("--allow-unknown", help="Take what the device cannot tell (utilisation under MIG) as idle.")
     ] = False,
     device: Device = "auto",
-    db: Db = None,
+    db: Database = None,
 ) -> None:
     """Measure queued profiles whenever the machine is idle; give way when it is not.
 

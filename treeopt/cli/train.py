@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treeopt.cli.common import AsJson, Seed, note, one_of, print_json, progress_bar
+from treeopt.cli.common import AsJson, Device, Model, Seed, note, one_of, print_json, progress_bar
 
 if TYPE_CHECKING:
     from treeopt.app.train import TrainingReport
 
 __all__ = ["train"]
 
-Model = Annotated[
-    str, typer.Option("--model", metavar="NAME|FOLDER|FILE.gguf", help="Hub id, folder, GGUF file, or demo.")
-]
 Out = Annotated[
     str, typer.Option("--out", metavar="FOLDER", help="Where prompt tokens, log and checkpoints go; go on from there.")
 ]
@@ -85,7 +82,6 @@ Dtype = Annotated[
         callback=lambda value: one_of(value, ("float32", "bfloat16")),
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
 SaveEvery = Annotated[int, typer.Option("--save-every", min=1, help="Steps between checkpoints.")]
 EvaluateEvery = Annotated[int, typer.Option("--evaluate-every", min=1, help="Steps between evaluations.")]
 Push = Annotated[
