@@ -1,6 +1,7 @@
 """The way in from Hugging Face's own ``model.generate``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import torch
@@ -71,21 +72,37 @@ def custom_generate(
     _refuse_options(generation_config)
     if input_ids.shape[1] == 0:
         raise DecodeError("inputs_embeds: cannot be decoded with a tree; give input_ids")
-    loaded = _wrapped.get(model)
-    if loaded is None:
-        loaded = _wrapped.setdefault(model, wrap_model(model))
-    source = None if tree is None else _source_for(loaded, tree, prompt_tokens, guesses)
     attention = model_kwargs.get("attention_mask")
     attention = torch.ones_like(input_ids) if attention is None else attention
     max_new_tokens = int(generation_config.max_length) - input_ids.shape[1]
-    texts = [
-        _text(loaded, b, row, int((mask == 0).sum()), logits_processor, stopping_criteria, generation_config)
-        for b, (row, mask) in enumerate(zip(input_ids.tolist(), attention, strict=True))
-    ]
-    for _ in decode(session_of(loaded, texts, tree, source, max_new_tokens, "dynamic")):
-        pass
+    with _as_for_decoding(model):
+        loaded = _wrapped.get(model)
+        if loaded is None:
+            loaded = _wrapped.setdefault(model, wrap_model(model))
+        source = None if tree is None else _source_for(loaded, tree, prompt_tokens, guesses)
+        texts = [
+            _text(loaded, b, row, int((mask == 0).sum()), logits_processor, stopping_criteria, generation_config)
+            for b, (row, mask) in enumerate(zip(input_ids.tolist(), attention, strict=True))
+        ]
+        for _ in decode(session_of(loaded, texts, tree, source, max_new_tokens, "dynamic")):
+            pass
     sequences = _join(input_ids, texts, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+@contextmanager
+def _as_for_decoding(model: PreTrainedModel) -> Iterator[None]:
+    """Switch dropout off for a call, and leave the model to its owner's training as it was found."""
+    training = [module for module in model.modules() if module.training]
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for weight in trainable:
+            weight.requires_grad_(True)
 
 
 def guess_source(

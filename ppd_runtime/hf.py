@@ -7,7 +7,6 @@ language model takes. A *row* here is one token of a pass, shape ``[batch, rows,
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from treeopt.errors import ModelError
 __all__ = [
     "attention_backend",
     "attention_mask",
+    "cache_argument",
     "context_limit",
     "default_attention",
     "embed_tokens",
@@ -108,26 +108,35 @@ def forward_rows(
     Tensor, shape (batch, len(rows), vocabulary)
         Logits, in the model's dtype.
     """
-    arguments = _forward_arguments(type(model))
     if isinstance(rows, slice):
         rows = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[rows]
-    keep = {"logits_to_keep": rows} if rows is not None and "logits_to_keep" in arguments else {}
+    keep = {"logits_to_keep": rows} if rows is not None and _takes(type(model), "logits_to_keep") else {}
     logits = model(
         inputs_embeds=inputs_embeds,
         attention_mask=attention_mask(model, mask, inputs_embeds.dtype),
         position_ids=position_ids,
         use_cache=cache is not None,
         return_dict=True,
-        **{"cache" if "cache" in arguments else "past_key_values": cache},
+        **{cache_argument(model): cache},
         **keep,
     ).logits
     return logits if keep or rows is None else logits[:, rows]
 
 
-@lru_cache(maxsize=64)
-def _forward_arguments(model_class: type) -> frozenset[str]:
-    """Names of the arguments of a model's forward: transformers 5.24 renamed ``past_key_values`` to ``cache``."""
-    return frozenset(inspect.signature(model_class.forward).parameters)
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name by which a model's forward takes its cache."""
+    return "cache" if _takes(type(model), "cache") else "past_key_values"
+
+
+_arguments_of: dict[type, frozenset[str]] = {}
+
+
+@torch.compiler.assume_constant_result
+def _takes(model_class: type, argument: str) -> bool:
+    """Say whether a model's forward has an argument: transformers 5.24 renamed ``past_key_values`` to ``cache``."""
+    if model_class not in _arguments_of:  # not functools' cache, which torch.compile warns of
+        _arguments_of[model_class] = frozenset(inspect.signature(model_class.forward).parameters)
+    return argument in _arguments_of[model_class]
 
 
 @contextmanager

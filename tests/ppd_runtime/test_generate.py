@@ -212,3 +212,17 @@ def test_inside_generate_results_come_as_a_dictionary_when_asked() -> None:
         guesses=LookupGuesses(3),
     )
     assert out.sequences.shape == (1, 6)
+
+
+def test_custom_generate_leaves_the_model_to_its_owner() -> None:
+    model = tiny_model("gpt2")  # has dropout
+    model.train()
+    first, second = list(model.parameters())[:2]
+    first.requires_grad_(True)
+    ids = torch.tensor([[3, 1, 4]])
+    found = model.generate(ids, max_new_tokens=6, custom_generate=ppd_runtime.custom_generate, tree=DEEP)
+    assert all(module.training for module in model.modules())
+    assert first.requires_grad
+    assert not second.requires_grad
+    model.eval()
+    assert torch.equal(found, model.generate(ids, max_new_tokens=6, do_sample=False))

@@ -79,6 +79,7 @@ def run_profiles(
     device = identify(request.device)
     probe = Probe(device)
     with lock(device.lock_key, lock_timeout_s):
+        from ppd_runtime.hf import attention_backend
         from treeopt.app.profile_steps import StepBench, load
 
         versions = environment(device.kind)
@@ -103,7 +104,7 @@ def run_profiles(
                         batch_size=batch_size,
                         cache=cache,
                         graph_mode=graph_mode,
-                        attention=attention,
+                        attention=attention_backend(loaded.model),
                         versions=versions,
                     )
                     outcome = measure_profile(

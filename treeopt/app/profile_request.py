@@ -48,7 +48,7 @@ class ProfileRequest:
     contexts: tuple[int, ...] = (512,)
     batch_sizes: tuple[int, ...] = (1,)
     dtypes: tuple[str, ...] = ("float32",)
-    attentions: tuple[str, ...] = ("sdpa",)
+    attentions: tuple[str, ...] = ("auto",)
     caches: tuple[str, ...] = ("dynamic",)
     graph_modes: tuple[str, ...] = ("eager",)
     kernels: str = "auto"
@@ -69,7 +69,7 @@ class ProfileRequest:
                 raise ProfileError(f"{flag}: must be whole numbers from 1, not {','.join(map(str, values))}")
         choices = {
             "--dtype": (self.dtypes, ("float32", "float64", "bfloat16", "float16")),
-            "--attention": (self.attentions, ("sdpa", "eager")),
+            "--attention": (self.attentions, ("auto", "sdpa", "eager")),
             "--cache": (self.caches, ("dynamic", "static")),
             "--graph-mode": (self.graph_modes, ("eager", "compiled", "cuda_graph")),
         }

@@ -80,9 +80,10 @@ def load(model: str, *, config: str | None, dtype: str, device: str, attention: 
 
     try:
         shape = AutoConfig.from_pretrained(config)
+        backend = hf.default_attention(shape) if attention == "auto" else attention
         with torch.device(device), torch.random.fork_rng(devices=[]):
             build: Any = AutoModelForCausalLM.from_config
-            built = build(shape, dtype=getattr(torch, dtype), attn_implementation=attention)
+            built = build(shape, dtype=getattr(torch, dtype), attn_implementation=backend)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"--config {config}: no model can be built from it ({reason}); give a config.json") from error

@@ -39,7 +39,10 @@ Seconds = Annotated[float, typer.Option("--seconds", min=0, help="Time to refine
 Contexts = Annotated[str, typer.Option("--contexts", metavar="LIST", help="Tokens in the cache before the step.")]
 Batches = Annotated[str, typer.Option("--batch-sizes", metavar="LIST", help="Rows decoded together.")]
 Dtypes = Annotated[str, typer.Option("--dtype", metavar="LIST", help="Number formats: float32, bfloat16, float16.")]
-Attentions = Annotated[str, typer.Option("--attention", metavar="LIST", help="Attention backends: sdpa, eager.")]
+Attentions = Annotated[
+    str,
+    typer.Option("--attention", metavar="LIST", help="Attention backends: auto, sdpa, eager."),
+]
 Caches = Annotated[str, typer.Option("--cache", metavar="LIST", help="KV caches: dynamic, static.")]
 GraphModes = Annotated[
     str, typer.Option("--graph-mode", metavar="LIST", help="eager, compiled or cuda_graph (both need --cache static).")
@@ -108,7 +111,7 @@ def run(
     contexts: Contexts = "512",
     batch_sizes: Batches = "1",
     dtype: Dtypes = "float32",
-    attention: Attentions = "sdpa",
+    attention: Attentions = "auto",
     cache: Caches = "dynamic",
     graph_mode: GraphModes = "eager",
     kernels: Kernels = "auto",
@@ -338,7 +341,7 @@ def schedule(
     contexts: Contexts = "512",
     batch_sizes: Batches = "1",
     dtype: Dtypes = "float32",
-    attention: Attentions = "sdpa",
+    attention: Attentions = "auto",
     cache: Caches = "dynamic",
     graph_mode: GraphModes = "eager",
     kernels: Kernels = "auto",
