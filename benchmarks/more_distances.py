@@ -20,9 +20,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     table, _ = load_acceptance(arguments.acceptance)
-    longer = [*table.marginals, *[table.marginals[-1]] * (arguments.distances - len(table.marginals))]
+    num_now = len(table.marginals)
+    longer = [*table.marginals, *[table.marginals[-1]] * (arguments.distances - num_now)]
     more = treeopt.AcceptanceTable.from_marginals(longer)
-    print(f"{arguments.acceptance}: tokens per step with {len(table.marginals)} and at most with {arguments.distances} distances")
+    print(f"{arguments.acceptance}: tokens per step with {num_now} and at most with {arguments.distances} distances")
     for budget in map(int, arguments.budgets.split(",")):
         now = treeopt.search(table, budget).acceptance_length
         then = treeopt.search(more, budget).acceptance_length
