@@ -193,12 +193,16 @@ class TreeCache(Cache):
         Returns
         -------
         BoolTensor, shape (batch, 1, q, columns)
-            A view that the next pass edits again: use it before then. Committed columns are allowed, stale ones not.
+            May be a view that the next pass edits again: use it before then. Committed columns are allowed, stale ones
+            not.
         """
         start, end = self._window.start, self._window.end
         self._reserve_mask(end - start, end)
         self._mask[:, 0, : end - start, start:end] = allowed
-        return self._mask[:, :, : end - start, : self.capacity if self.static else end]
+        if not self.static:
+            return self._mask[:, :, : end - start, :end]
+        # Compiled code is bound to strides, and a view's depend on the largest pass so far.
+        return self._mask[:, :, : end - start, : self.capacity].clone(memory_format=torch.contiguous_format)
 
     def _reserve_mask(self, num_rows: int, num_columns: int) -> None:
         batch_size, _, rows, columns = self._mask.shape

@@ -12,7 +12,8 @@ from benchmarks.forged_speedup import ForgedGuesses, known_texts
 from ppd_runtime.models import LoadedModel, wrap_model
 from tests.ppd_runtime.tiny import tiny_model
 from treeopt import AcceptanceTable, LatencyProfile
-from treeopt.app.bench import PLAIN, BenchInputs, BenchOptions, designs_for, run_bench
+from treeopt.app.baselines import Contender
+from treeopt.app.bench import PLAIN, BenchInputs, BenchOptions, _warm_up, designs_for, run_bench
 from treeopt.app.bench_document import baseline_object, budget_object, report_document
 from treeopt.app.bench_inputs import store_runs
 from treeopt.app.bench_results import BenchReport, Timing, count_identical, ratio_of_totals, step_split, tokens_per_step
@@ -276,3 +277,31 @@ def test_the_parts_of_a_step_add_up() -> None:
     assert split.forward_s == pytest.approx(0.1)
     parts = (split.forward_s, split.propose_s, split.verify_s, split.commit_s, split.other_s)
     assert sum(parts) == pytest.approx(split.step_s)
+
+
+def decoded(limits: list[int | None], steps: list[tuple[int, ...]]) -> Callable[[int, Any, int | None], Timing]:
+    """A contender's decode that notes its limits and has visited the given states."""
+
+    def decode(prompt: int, ids: object, limit: int | None) -> Timing:
+        limits.append(limit)
+        run = DecodeRun("tiny", "prompt", None, 3, 7, sum(steps[0]), steps[0], 0.0, 1.0, "length")
+        return Timing("budget 4", prompt, (0,) * 7, 6, 1.0, replace(run, steps_per_state=steps.pop(0)))
+
+    return decode
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fixed", "steps", "limits"),
+    [
+        ((2, 4), False, [(0, 3), (1, 2)], [6]),
+        ((4, 4), True, [(0, 3), (1, 2)], [6]),  # one shape: a few tokens meet it
+        ((2, 4, 8), True, [(0, 0, 5), (3, 0, 2), (1, 1, 0), (1, 1, 1)], [None, None, None]),
+        ((2, 4), True, [(0, 5), (0, 5), (0, 5), (0, 5)], [None, None, None, None]),  # state 0 never comes up
+    ],
+)
+def test_every_size_of_pass_is_met_before_anything_is_timed(
+    sizes: tuple[int, ...], fixed: bool, steps: list[tuple[int, ...]], limits: list[int | None]
+) -> None:
+    found: list[int | None] = []
+    _warm_up(Contender("budget 4", decoded(found, steps), sizes), PROMPTS, fixed_shapes=fixed)
+    assert found == limits

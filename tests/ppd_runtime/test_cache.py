@@ -126,3 +126,14 @@ def test_discard_leaves_only_the_text() -> None:
     for layer in cache.layers:
         assert torch.isfinite(layer.keys[:, :, :5]).all()
         assert torch.isfinite(layer.values[:, :, :5]).all()
+
+
+def test_a_static_masks_strides_do_not_depend_on_earlier_passes() -> None:
+    cache = TreeCache(1, 1, 16, static=True)
+    strides = []
+    for num_rows in (2, 5, 2):
+        cache.open(num_rows, start=0)
+        mask = cache.pass_mask(torch.eye(num_rows, dtype=torch.bool)[None])
+        assert mask.shape == (1, 1, num_rows, 16)
+        strides.append(mask.stride())
+    assert strides[0] == strides[2]

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ppd_runtime import hf, kernels
 from ppd_runtime.cache import TreeCache
+from ppd_runtime.compiled import compiled_forward, rounded_capacity
 from ppd_runtime.decode import decode
 from ppd_runtime.generate import open_session, run_of
 from ppd_runtime.graphs import Forward, GraphedForward
@@ -32,9 +33,6 @@ __all__ = ["GRAPH_MODES", "Contender", "Engine", "library_contender", "padded_de
 
 GRAPH_MODES = ("eager", "compiled", "cuda_graph")
 
-MAX_COMPILED_SHAPES = 128
-"""Shapes that one run may compile."""
-
 Clock = Callable[[], float]
 
 
@@ -42,12 +40,12 @@ Clock = Callable[[], float]
 class Contender:
     """A way to decode: ``decode(prompt index, token ids, tokens to write at most)``, the last None for all.
 
-    ``pass_tokens`` are those of its largest pass, where it is ours.
+    ``pass_tokens`` are those of each state's pass, where it is ours.
     """
 
     name: str
     decode: Callable[[int, Sequence[int], int | None], Timing]
-    pass_tokens: int = 0
+    pass_tokens: tuple[int, ...] = ()
 
 
 class Engine:
@@ -94,15 +92,14 @@ class Engine:
         self.clock = clock
         self._forward: Forward | None = None
         self._cache: TreeCache | None = None
+        if graph_mode == "compiled":
+            self._forward = compiled_forward()
+            capacity = rounded_capacity(capacity)
+        elif graph_mode == "cuda_graph":
+            self._forward = GraphedForward()
         if settings.cache == "static":
             num_layers = hf.text_config(loaded.model.config).num_hidden_layers
             self._cache = TreeCache(num_layers, 1, capacity, device=loaded.device, static=True)
-        if graph_mode == "compiled":
-            # Every number of rows is compiled on its own; past the limit dynamo would quietly run eagerly.
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SHAPES)
-            self._forward = torch.compile(hf.forward_rows, dynamic=False)
-        elif graph_mode == "cuda_graph":
-            self._forward = GraphedForward()
 
     def decode(
         self,
@@ -137,8 +134,8 @@ class Engine:
 
 def tree_contender(engine: Engine, name: str, design: TreeDesign | None, source: GuessSource | None) -> Contender:
     """Return our runtime with a design; without one, plain decoding."""
-    largest = 1 if design is None else max(design.pass_tokens)
-    return Contender(name, lambda prompt, ids, limit: engine.decode(name, prompt, ids, design, source, limit), largest)
+    sizes = (1,) if design is None else design.pass_tokens
+    return Contender(name, lambda prompt, ids, limit: engine.decode(name, prompt, ids, design, source, limit), sizes)
 
 
 def padded_design(latency: LatencyProfile) -> tuple[TreeDesign, GuessSource] | None:

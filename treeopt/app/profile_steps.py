@@ -18,6 +18,7 @@ import torch
 from ppd_runtime import hf
 from ppd_runtime.buffers import StateBuffers, compile_tree
 from ppd_runtime.cache import TreeCache
+from ppd_runtime.compiled import compiled_forward, rounded_capacity
 from ppd_runtime.decode import Walk, commit, forward, propose, verify
 from ppd_runtime.generate import open_session
 from ppd_runtime.graphs import GraphedForward
@@ -164,10 +165,11 @@ class StepBench:
             text.stop = replace(text.stop, room=None)
         session.source = self._source
         session.trees = (session.trees[0],) * (NUM_DISTANCES + 1)
+        capacity = context_len + max(self._max_tokens, NUM_DISTANCES) + 1
         session.cache = TreeCache(
             len(session.cache.layers),
             batch_size,
-            context_len + max(self._max_tokens, NUM_DISTANCES) + 1,
+            rounded_capacity(capacity) if self._graph_mode == "compiled" else capacity,
             device=self._loaded.device,
             static=self._cache == "static",
         )
@@ -175,7 +177,7 @@ class StepBench:
         if self._graph_mode == "cuda_graph":
             session.forward = GraphedForward()
         elif self._graph_mode == "compiled":
-            session.forward = torch.compile(hf.forward_rows, dynamic=False)
+            session.forward = compiled_forward()
         self._key, self._session = (context_len, batch_size), session
         return session
 
