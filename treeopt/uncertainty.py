@@ -26,7 +26,7 @@ from treeopt.markov import evaluate
 from treeopt.replay import replay_sequences
 from treeopt.types import AcceptanceTable, LatencyProfile, RankRecord, SparseTree, TreeDesign
 
-__all__ = ["Behaviour", "Draws", "draw_acceptance", "draw_latency", "speedups"]
+__all__ = ["Behaviour", "Draws", "draw_acceptance", "draw_latency", "draw_sequences", "speedups"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -110,9 +110,9 @@ def draw_acceptance(
     InvalidValueError
         When designs and data do not belong together.
     """
-    random = np.random.default_rng(seed)
     if record is not None:
-        return _draw_sequences(designs, record, random, num_draws)
+        return draw_sequences(designs, record, seed=seed, num_draws=num_draws)
+    random = np.random.default_rng(seed)
     estimates = [evaluate(trie, design.trees) for design in designs]
     if table.num_samples is None:
         still = [
@@ -134,9 +134,26 @@ def draw_acceptance(
     return Draws(tuple(behaviours), trie.name, "positions", table.num_samples)
 
 
-def _draw_sequences(
-    designs: Sequence[TreeDesign], record: RankRecord, random: np.random.Generator, num_draws: int
+def draw_sequences(
+    designs: Sequence[TreeDesign], record: RankRecord, *, seed: int = 0, num_draws: int = NUM_RESAMPLES
 ) -> Draws:
+    """Replay a record with every design and resample its sequences.
+
+    Parameters
+    ----------
+    designs : sequence of TreeDesign
+        Designs for the same guesses.
+    record : RankRecord
+        Ranks in order; at least one sequence holds some.
+    seed, num_draws : int
+        Of the bootstrap.
+
+    Raises
+    ------
+    InvalidValueError
+        When designs and record do not belong together.
+    """
+    random = np.random.default_rng(seed)
     count = sum(1 for sequence in record.sequences if sequence)
     weights = random.multinomial(count, np.full(count, 1 / count), size=num_draws).astype(np.float64)
     behaviours = []

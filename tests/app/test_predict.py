@@ -7,7 +7,7 @@ import pytest
 
 from treeopt import AcceptanceTable, LatencyProfile, search
 from treeopt.acceptance import acceptance_trie
-from treeopt.app.predict import pad_design, predict, resampled_medians
+from treeopt.app.predict import pad_design, predict
 from treeopt.markov import evaluate_design, occupancy
 from treeopt.replay import replay
 from treeopt.types import LatencyPoint, RankRecord
@@ -116,10 +116,3 @@ def test_padding_keeps_within_the_budget_and_takes_falling_stairs() -> None:
 
 def test_nothing_known_predicts_nothing() -> None:
     assert predict(search(TABLE, 4), None, STAIRS) is None
-
-
-def test_resampled_medians_are_medians_of_the_samples() -> None:
-    drawn = resampled_medians((1.0, 2.0, 3.0), 500, np.random.default_rng(0))
-    assert set(drawn.tolist()) <= {1.0, 2.0, 3.0}
-    # By hand: of the 27 draws of three, 7 have the median 1, 13 the median 2, 7 the median 3.
-    assert np.mean(drawn == 2.0) == pytest.approx(13 / 27, abs=0.07)

@@ -200,3 +200,12 @@ def test_break_even_by_hand() -> None:
     assert first.speedup == pytest.approx(1.264368, abs=1e-6)
     assert (second.num_tokens, second.acceptance_length, second.needed) == (2, pytest.approx(1.3), pytest.approx(2.0))
     assert second.speedup == 1.0
+
+
+def test_drawn_latencies_are_medians_of_the_samples() -> None:
+    point = LatencyPoint(1, 2.0, num_samples=3, samples_s=(1.0, 2.0, 3.0))
+    drawn, fewest = draw_latency(replace(LatencyProfile.from_medians({1: 2.0}), points=(point,)), [1], num_draws=500)
+    assert fewest == 3
+    assert set(drawn[1].tolist()) <= {1.0, 2.0, 3.0}
+    # By hand: of the 27 draws of three, 7 have the median 1, 13 the median 2, 7 the median 3.
+    assert (drawn[1] == 2.0).mean() == pytest.approx(13 / 27, abs=0.07)

@@ -10,20 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from treeopt.acceptance import acceptance_trie
 from treeopt.artifact import digest
 from treeopt.markov import evaluate_design
-from treeopt.replay import replay_sequences
 from treeopt.types import AcceptanceTable, LatencyProfile, RankRecord, TreeDesign
+from treeopt.uncertainty import Behaviour, draw_latency, draw_sequences, speedups
 
-__all__ = ["Prediction", "pad_design", "predict", "resampled_medians"]
+__all__ = ["Prediction", "pad_design", "predict"]
 
-NUM_RESAMPLES = 2000
-"""Bootstrap resamples behind an interval."""
-
-Floats = npt.NDArray[np.float64]
+INTERVAL = (0.025, 0.975)
+"""Quantiles of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +127,13 @@ def predict(
                 basis, occupancy = model, evaluation.occupancy
     low = high = tau_low = tau_high = None
     if record is not None:
-        runs = replay_sequences(design, record)
-        steps = np.array([run.steps_per_state for run in runs], dtype=np.float64)
-        tokens = np.array([run.num_tokens for run in runs], dtype=np.float64)
-        taus["replay"] = float(tokens.sum() / steps.sum())
-        basis, occupancy = "replay", tuple((steps.sum(axis=0) / steps.sum()).tolist())
-        if len(runs) > 1:
-            tau_low, tau_high, low, high = _intervals(design, steps, tokens, latency, seed)
+        draws = draw_sequences((design,), record, seed=seed)
+        (behaviour,) = draws.behaviours
+        taus["replay"] = behaviour.tokens
+        basis, occupancy = "replay", tuple(behaviour.occupancy.tolist())
+        if draws.unit is not None:
+            tau_low, tau_high = np.quantile(behaviour.drawn_tokens, INTERVAL).tolist()
+            low, high = _speedup_interval(design, behaviour, latency, seed)
     if not basis:
         return None
     seconds = _seconds_per_step(design, occupancy, latency)
@@ -166,46 +163,19 @@ def _seconds_per_step(design: TreeDesign, occupancy: Sequence[float], latency: L
     return sum(share * measured[tokens] for share, tokens in used)
 
 
-def _intervals(
-    design: TreeDesign, steps: Floats, tokens: Floats, latency: LatencyProfile | None, seed: int
-) -> tuple[float, float, float | None, float | None]:
-    """Return the 95 % intervals of tau and of the speedup, over sequences and step times together."""
-    random = np.random.default_rng(seed)
-    weights = random.multinomial(len(tokens), np.full(len(tokens), 1 / len(tokens)), size=NUM_RESAMPLES)
-    drawn_steps, drawn_tokens = weights @ steps, weights @ tokens  # [B, m + 1], [B]
-    some = drawn_steps.sum(axis=1) > 0  # sequences may be empty
-    drawn_steps, drawn_tokens = drawn_steps[some], drawn_tokens[some]
-    tau_low, tau_high = np.quantile(drawn_tokens / drawn_steps.sum(axis=1), [0.025, 0.975])
-    seconds = (
-        None if latency is None else _drawn_latencies(design, steps.sum(axis=0), latency, len(drawn_tokens), random)
-    )
-    if seconds is None:
-        return float(tau_low), float(tau_high), None, None
-    plain_s, pass_s = seconds
-    low, high = np.quantile(drawn_tokens * plain_s / (drawn_steps * pass_s).sum(axis=1), [0.025, 0.975])
-    return float(tau_low), float(tau_high), float(low), float(high)
+def _speedup_interval(
+    design: TreeDesign, behaviour: Behaviour, latency: LatencyProfile | None, seed: int
+) -> tuple[float | None, float | None]:
+    """Return the 95 % interval over sequences and step times together.
 
-
-def _drawn_latencies(
-    design: TreeDesign, steps: Floats, latency: LatencyProfile, count: int, random: np.random.Generator
-) -> tuple[Floats, Floats] | None:
-    """Return resampled ``L(1)``, shape (count,), and ``L`` of every state's pass, shape (count, m + 1).
-
-    None when a pass that is used was not measured, or a point has no raw step times: its error is not known then.
+    None when a pass that is used was not measured, or a point says nothing about its error.
     """
-    points = {point.num_tokens: point for point in latency.points}
-    drawn: dict[int, Floats] = {}
-    for tokens in {1, *(passes for passes, used in zip(design.pass_tokens, steps, strict=True) if used)}:
-        point = points.get(tokens)
-        if point is None or point.samples_s is None:
-            return None
-        drawn[tokens] = resampled_medians(point.samples_s, count, random)
-    unused = np.zeros(count)  # states that are never entered cost nothing, whatever their size
-    return drawn[1], np.stack([drawn.get(tokens, unused) for tokens in design.pass_tokens], axis=1)
-
-
-def resampled_medians(samples_s: Sequence[float], count: int, random: np.random.Generator) -> Floats:
-    """Return medians of bootstrap resamples of step times, seconds; shape (count,)."""
-    samples = np.asarray(samples_s, dtype=np.float64)
-    medians: Floats = np.median(samples[random.integers(len(samples), size=(count, len(samples)))], axis=1)
-    return medians
+    used = {size for size, share in zip(design.pass_tokens, behaviour.occupancy, strict=True) if share > 0}
+    if latency is None or not used <= {point.num_tokens for point in latency.points}:
+        return None, None
+    drawn, fewest = draw_latency(latency, {1, *used}, seed=seed)
+    if fewest is None:
+        return None, None
+    *_, both = speedups(behaviour, design.pass_tokens, latency, drawn)
+    low, high = np.quantile(both, INTERVAL).tolist()
+    return low, high
