@@ -1,7 +1,7 @@
 """Does decoding with a tree write what the library's own greedy decoding writes, token for token?
 
 Decodes prompts with `model.generate(do_sample=False)` once and then with each tree, and compares. Where a token
-differs, the plain model's two best logits there are compared: a gap below the tolerance is a tie that rounding decides.
+differs, the plain model's two best logits there are compared: a gap within the tolerance is a tie that rounding decides.
 
 Resumable: every finished text is a line of the state file, which is rewritten whole and renamed, so it is never half a
 line. Start the same command again after a kill.
@@ -35,8 +35,8 @@ from treeopt.types import SparseTree, TreeDesign
 
 NUM_DISTANCES = 3
 TIE_GAPS = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 0.25, "float16": 0.03}
-"""Gap between the two best logits below which a difference counts as a tie. In half precision logits near 20 are spaced
-0.125 (bfloat16) and 0.016 (float16) apart, so two spacings."""
+"""Largest gap between the two best logits at which a difference counts as a tie. In half precision logits near 20 are
+spaced 0.125 (bfloat16) and 0.016 (float16) apart: two spacings, as when each of the two is rounded the other way."""
 
 DEEP = [(0,), (0, 0), (0, 0, 0), (1,), (0, 1), (1, 0)]
 WIDE = [(rank,) for rank in range(8)] + [(0, 0)]
@@ -196,13 +196,13 @@ def report(state: State, arguments: argparse.Namespace) -> bool:
     fine = True
     for group, records in sorted(by_group.items()):
         differences = [(each["key"][3], each["difference"]) for each in records if each["difference"]]
-        ties = sum(each["gap"] < tie for _, each in differences)
+        ties = sum(each["gap"] <= tie for _, each in differences)
         fine = fine and ties == len(differences)
         tokens = sum(each["num_tokens"] - 1 for each in records)  # the first is prefill's
         steps = sum(each["num_steps"] for each in records)
         print(
             f"{group:<45} {len(records):>3} texts  {len(records) - len(differences):>3} identical  {ties} ties "
-            f"(gap < {tie:g})  {len(differences) - ties} wrong  {tokens / max(steps, 1):.3f} tokens/step"
+            f"(gap <= {tie:g})  {len(differences) - ties} wrong  {tokens / max(steps, 1):.3f} tokens/step"
         )
         for name, each in differences:
             print(f"    {name}: token {each['at']}, {each['reference']} / {each['tree']}, gap {each['gap']:.3g}")
