@@ -1,7 +1,7 @@
 """Does decoding with a tree write what the library's own greedy decoding writes, token for token?
 
 Decodes prompts with `model.generate(do_sample=False)` once and then with each tree, and compares. Where a token
-differs, the plain model's two best logits there are compared: a gap within the tolerance is a tie that rounding decides.
+differs, the plain model's two best logits there are compared: a gap within the tolerance is a tie, decided by rounding.
 
 Resumable: every finished text is a line of the state file, which is rewritten whole and renamed, so it is never half a
 line. Start the same command again after a kill.

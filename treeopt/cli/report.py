@@ -1,5 +1,7 @@
 """Tables for people: what a search found, and what each acceptance model says of a design."""
 
+import math
+
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +16,12 @@ from treeopt.types import TreeDesign
 
 __all__ = ["print_assessment", "print_replay_counts", "print_search", "print_states"]
 
+
+LEGEND = (
+    "tau: tokens per step (plain decoding: 1). State: prompt tokens behind the last accepted token, that is, how many "
+    "tokens ahead the next tree may guess. Pass: tokens that are run; size: those of the tree. f(T): tokens that a "
+    "step in the state yields."
+)
 
 _MOST_DRAWN = 64
 """Candidates of a tree that is drawn below the figures."""
@@ -31,6 +39,14 @@ def _number(value: float | None, digits: int = 6) -> str:
     if value is None:
         return ""
     return f"{value:.{digits}f}" if value >= 1 else f"{value:#.{digits}g}"
+
+
+def _rounded_up(bound: float | None) -> str:
+    """Write an upper bound with the digits of tau: cut, it would lie below what was reached."""
+    if not bound:
+        return ""
+    digits = 6 if bound >= 1 else 5 - math.floor(math.log10(bound))
+    return f"{math.ceil(bound * 10**digits - 1e-3) / 10**digits:.{digits}f}"
 
 
 def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None:
@@ -58,10 +74,11 @@ def print_search(report: SearchReport, inputs: Inputs, console: Console) -> None
     own = _own_evaluation(design, report.assessment)
     model = f"under the {design.acceptance_model} acceptance model"
     unit = "tokens per step" if latency is None else "tokens per second"
-    console.print(f"proof: no design beats {_number(design.upper_bound, 9)} {unit} {model}")
+    console.print(f"proof: no design beats {_rounded_up(design.upper_bound)} {unit} {model}")
     if own is not None and _speaks_plainly(design, own):
         console.print("No speculation is best here: decode one token a pass.")
     print_states(design, report.assessment, console)
+    console.print(LEGEND, style="dim")
     print_assessment(report.assessment, console)
     if own is not None:
         _print_busiest_tree(design, own, inputs, console)
@@ -83,6 +100,7 @@ def _print_busiest_tree(design: TreeDesign, evaluation: Evaluation, inputs: Inpu
             "treeopt show"
         )
         return
+    console.print("the tree that most steps use (--out writes all of them, treeopt show draws them):")
     trie = acceptance_trie(inputs.table, design.acceptance_model or "independent")
     drawing = draw_design(design, trie, states=[busiest], ascii_only=not shows_unicode())
     console.print(drawing, soft_wrap=True)
