@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from ppd_runtime import hf
 from ppd_runtime.cache import TreeCache
+from ppd_runtime.compiled import compiled_forward, rounded_capacity
 from ppd_runtime.demo_model import demo_model_folder
 from ppd_runtime.models import load_model
 
@@ -46,8 +47,11 @@ def our_step(
     model, context_len: int, rows: tuple[int, ...], *, static: bool, compiled: bool
 ) -> Callable[[int], Callable[[], None]]:
     """Tree passes through `hf.forward_rows`: a root with a fan of candidates below it."""
-    cache = TreeCache(model.config.num_hidden_layers, 1, context_len + max(rows), static=static)
-    forward = torch.compile(hf.forward_rows, dynamic=False) if compiled else hf.forward_rows
+    capacity = context_len + max(rows)
+    cache = TreeCache(
+        model.config.num_hidden_layers, 1, rounded_capacity(capacity) if compiled else capacity, static=static
+    )
+    forward = compiled_forward() if compiled else hf.forward_rows
     cache.open(context_len, start=0)
     hf.forward_rows(
         model,
