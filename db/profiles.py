@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+HARMLESS_FLAGS = frozenset({"noisy"})
+"""Flags that measuring again would not clear: the machine is like that."""
+
+
 def _device(session: Session, identity: Mapping[str, Any], now: datetime) -> DeviceRow:
     plain = dict(identity)
     class_digest = str(plain.get("class_digest") or document_digest(plain))
@@ -121,9 +125,9 @@ def open_profile(
     now: datetime,
     *,
     fresh_after: datetime | None = None,
-    refine: bool = False,
+    done_after: datetime | None = None,
 ) -> StoredProfile:
-    """Start a profile, or take up the unfinished one of the same conditions.
+    """Start a profile, or take up one of the same conditions that reaches as far: unfinished, or made just now.
 
     Parameters
     ----------
@@ -136,9 +140,10 @@ def open_profile(
     now : datetime
         Aware time.
     fresh_after : datetime, optional
-        Profiles not touched since are left alone: the machine may have changed.
-    refine : bool
-        Take up a complete one too, to add points to it.
+        Unfinished profiles not touched since are left alone: the machine may have changed.
+    done_after : datetime, optional
+        A complete one that was started since is taken up too, to add points to it, unless something disturbed it;
+        none without it.
     """
     known = conditions
     with writing(engine) as session:
@@ -155,12 +160,17 @@ def open_profile(
             ProfileRow.graph_mode == known.graph_mode,
         )
         for row in session.scalars(same.order_by(ProfileRow.updated_at.desc())):
-            versions_match = row.versions == dict(known.versions)
-            recent = fresh_after is None or row.updated_at >= fresh_after
-            kind_matches = (row.cache, row.kernels) == (known.cache, known.kernels) and (refine or not row.complete)
-            if versions_match and recent and kind_matches:
-                if not row.complete:
-                    row.grid = sorted({*grid})
+            same_kind = (row.cache, row.kernels, row.versions) == (known.cache, known.kernels, dict(known.versions))
+            if row.complete:
+                recent = done_after is not None and row.created_at >= done_after
+                usable = recent and _covers(row.grid, grid) and set(row.flags) <= HARMLESS_FLAGS
+            else:
+                reach = max((point.num_tokens for point in row.points if point.part == "step"), default=1)
+                usable = (fresh_after is None or row.updated_at >= fresh_after) and reach <= max(grid)
+            if same_kind and usable:
+                if row.complete:  # opening it measures nothing: its age stays
+                    return _touch(session, row, row.updated_at)
+                row.grid = sorted({*grid})
                 return _touch(session, row, now)
         row = ProfileRow(
             device=device,
@@ -183,6 +193,11 @@ def open_profile(
         )
         session.add(row)
         return _touch(session, row, now)
+
+
+def _covers(measured: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Tell whether a grid holds another and ends where it ends."""
+    return set(wanted) <= set(measured) and max(wanted) == max(measured)
 
 
 def _row(session: Session, engine: Engine, profile_id: int) -> ProfileRow:

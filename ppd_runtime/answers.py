@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
@@ -227,16 +228,22 @@ def _append_cache(path: Path, batch: Sequence[tuple[int, ...]], answers: Sequenc
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A line cut short by an interruption must not swallow the first new one.
-        is_torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        is_torn = path.exists() and path.stat().st_size > 0 and _last_byte(path) != b"\n"
         with path.open("a", encoding="utf-8") as file:
             file.write(("\n" if is_torn else "") + "".join(lines))
     except OSError as error:
         raise TrainingError(f"{path}: answers cannot be kept ({error.strerror or error}); free space") from error
 
 
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TrainingError(f"{path}: cannot be read ({error}); give a UTF-8 file of text or JSON lines") from error
 
@@ -253,7 +260,7 @@ def _records(path: Path) -> Iterator[tuple[str, object]]:
             raise TrainingError(f"{path}: must hold a JSON list of records")
         yield from ((f"{path}[{i}]", entry) for i, entry in enumerate(entries))
         return
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # JSON strings may hold other line breaks
         if not line.strip():
             continue
         place = f"{path} line {number}"
@@ -290,4 +297,7 @@ def _record_ids(place: str, record: object, tokenizer: PreTrainedTokenizerBase) 
     if not getattr(tokenizer, "chat_template", None):
         return list(tokenizer("\n\n".join(str(value) for _, value in messages))["input_ids"])
     chat = [{"role": role, "content": value} for role, value in messages]
-    return list(tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True)["input_ids"])
+    try:
+        return list(tokenizer.apply_chat_template(chat, tokenize=True, return_dict=True)["input_ids"])
+    except TemplateError as error:
+        raise TrainingError(f"{place}: the chat template refuses it ({error}); correct or remove it") from error

@@ -6,9 +6,12 @@ The prompt runs uncompiled: its length is never the same twice.
 """
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ppd_runtime import hf
 from ppd_runtime.graphs import Forward
+from treeopt.errors import DecodeError
 
 __all__ = ["CAPACITY_STEP", "compiled_forward", "rounded_capacity"]
 
@@ -22,9 +25,26 @@ MAX_COMPILED_SHAPES = 128
 
 
 def compiled_forward() -> Forward:
-    """Return `ppd_runtime.hf.forward_rows`, compiled for every shape it meets."""
+    """Return `ppd_runtime.hf.forward_rows`, compiled for every shape it meets.
+
+    Raises
+    ------
+    DecodeError
+        From the returned function, when a pass cannot be compiled here.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SHAPES)
-    return torch.compile(hf.forward_rows, dynamic=False, backend=BACKEND)
+    compiled = torch.compile(hf.forward_rows, dynamic=False, backend=BACKEND)
+
+    def forward(model: PreTrainedModel, **inputs: object) -> Tensor:
+        try:
+            return compiled(model, **inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DecodeError(
+                f"torch.compile: {reason}; install what it asks for (on a CPU a C++ compiler), or run uncompiled"
+            ) from error
+
+    return forward
 
 
 def rounded_capacity(num_columns: int) -> int:

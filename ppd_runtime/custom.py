@@ -1,20 +1,24 @@
 """The way in from Hugging Face's own ``model.generate``."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from ppd_runtime import hf
 from ppd_runtime.decode import decode
 from ppd_runtime.generate import session_of
 from ppd_runtime.guesses import FreeGuesses, GuessSource, LookupGuesses, PromptGuesses
+from ppd_runtime.kernels import planned_name
 from ppd_runtime.models import LoadedModel, wrap_model
 from ppd_runtime.prompt_tokens import PromptTokens
 from ppd_runtime.sampling import TokenRule, check_processors
@@ -25,7 +29,8 @@ from treeopt.types import TreeDesign
 
 __all__ = ["custom_generate", "guess_source"]
 
-_wrapped: "WeakKeyDictionary[PreTrainedModel, LoadedModel]" = WeakKeyDictionary()
+_checked: "WeakKeyDictionary[PreTrainedModel, tuple[object, dict[str, Any]]]" = WeakKeyDictionary()
+"""What was found of models that were used before, without the models: with them, they would never be freed."""
 
 
 def custom_generate(
@@ -70,15 +75,10 @@ def custom_generate(
     transformers passes no streamer to custom functions; `ppd_runtime.stream` streams.
     """
     _refuse_options(generation_config)
-    if input_ids.shape[1] == 0:
-        raise DecodeError("inputs_embeds: cannot be decoded with a tree; give input_ids")
-    attention = model_kwargs.get("attention_mask")
-    attention = torch.ones_like(input_ids) if attention is None else attention
+    attention = _attention(input_ids, model_kwargs)
     max_new_tokens = int(generation_config.max_length) - input_ids.shape[1]
     with _as_for_decoding(model):
-        loaded = _wrapped.get(model)
-        if loaded is None:
-            loaded = _wrapped.setdefault(model, wrap_model(model))
+        loaded = _wrapped(model)
         source = None if tree is None else _source_for(loaded, tree, prompt_tokens, guesses)
         texts = [
             _text(loaded, b, row, int((mask == 0).sum()), logits_processor, stopping_criteria, generation_config)
@@ -88,6 +88,36 @@ def custom_generate(
             pass
     sequences = _join(input_ids, texts, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _attention(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the attention mask of a batch; refuse inputs that are not whole texts, padded on the left."""
+    if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
+        raise DecodeError("inputs_embeds: cannot be decoded with a tree; give input_ids only")
+    for name in ("past_key_values", "cache"):
+        cache = model_kwargs.get(name)
+        if isinstance(cache, Cache) and cache.get_seq_length() > 0:
+            raise DecodeError(
+                f"{name}: a filled cache cannot be continued with a tree; give the whole text as input_ids"
+            )
+    attention = model_kwargs.get("attention_mask")
+    if attention is None:
+        return torch.ones_like(input_ids)
+    if attention.shape != input_ids.shape or bool((attention[:, 1:] < attention[:, :-1]).any()):
+        raise DecodeError("attention_mask: must be of the shape of input_ids, with padding on the left and no holes")
+    return attention
+
+
+def _wrapped(model: PreTrainedModel) -> LoadedModel:
+    """Check a model once, and again when it was moved, cast or given another attention."""
+    now = (model.device, model.dtype, hf.attention_backend(model))
+    kept = _checked.get(model)
+    if kept is None or kept[0] != now:
+        # A kernel plan that it was loaded with stays.
+        loaded = wrap_model(model, kernels=planned_name(model))
+        kept = (now, {each.name: getattr(loaded, each.name) for each in fields(loaded) if each.name != "model"})
+        _checked[model] = kept
+    return LoadedModel(model=model, **kept[1])
 
 
 @contextmanager
@@ -131,7 +161,8 @@ def guess_source(
             raise DecodeError("guesses: prompt needs prompt tokens; give a file, or use free or lookup")
         return PromptGuesses(loaded, prompt_tokens)
     if kind == "free":
-        return FreeGuesses(loaded, num_distances)
+        # The embedding that treeopt measure calls free: what is measured is what decodes.
+        return FreeGuesses(loaded, num_distances, init="vocabulary", num_frequent=hf.vocab_size(loaded.model))
     if kind == "lookup":
         return LookupGuesses(num_distances, device=loaded.device)
     raise DecodeError(f"guesses: must be prompt, free or lookup, not {kind!r}")

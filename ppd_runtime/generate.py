@@ -252,6 +252,10 @@ def _open_text(
         )
     if settings.stop and loaded.tokenizer is None:
         raise DecodeError(f"stop strings: model {loaded.name} has no tokenizer; load it with one")
+    special = set(getattr(loaded.tokenizer, "all_special_tokens", ()))
+    hidden = next((token for token in special if any(token in each for each in settings.stop)), None)
+    if hidden is not None:
+        raise DecodeError(f"stop strings: {hidden} is a special token, which texts leave out; use another stop string")
     watches_text = loaded.tokenizer is not None and (streaming or settings.stop)
     eos = settings.eos_token_ids
     stop = StopRule(

@@ -89,12 +89,16 @@ def group_logits(
     m, num_epts, hidden = embeddings.shape
     num_groups = insertions.shape[0]
     num_text = memory[0][0].shape[-2]
+    positions = group_positions(insertions, m, num_epts)
+    limit = hf.context_limit(model.config)
+    if limit is not None:
+        positions = positions.clamp(max=limit - 1)  # past it lie only guesses at tokens past the end of the text
     rows = embeddings.to(model.dtype).reshape(1, m * num_epts, hidden).expand(num_groups, -1, -1)
     logits = hf.forward_rows(
         model,
         inputs_embeds=rows.reshape(1, -1, hidden),
         mask=group_mask(insertions, num_text, prompt_visibility(m, num_epts, mask)),
-        position_ids=group_positions(insertions, m, num_epts),
+        position_ids=positions,
         cache=DynamicCache([(keys, values) for keys, values in memory]),
     )
     logits = logits.reshape(num_groups, m, num_epts, -1)

@@ -10,11 +10,10 @@ decoding alike, and never holds a second copy of the weights.
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,8 @@ from torch.nn.functional import linear as own_linear
 
 from ppd_runtime import fused, native
 from ppd_runtime.demo_model import cache_folder
-from treeopt.errors import ModelError
+from treeopt.artifact import write_text
+from treeopt.errors import DocumentError, ModelError
 
 __all__ = [
     "OWN",
@@ -264,10 +264,9 @@ def choose_plan(model: nn.Module) -> KernelPlan:
         pass
     seconds = measure_routines(layers, usable)
     plan = plan_from_seconds(seconds)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        json.dump({**identity, "plan": plan.name, "seconds": seconds}, file, indent=1)
-    os.replace(file.name, path)
+    with suppress(DocumentError, OSError):  # not remembered, it is measured again at the next load
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps({**identity, "plan": plan.name, "seconds": seconds}, indent=1), path)
     return KernelPlan.from_routines(plan.routines, fused.usable(model))
 
 

@@ -35,6 +35,7 @@ def prefill(session: Session) -> list[tuple[Text, list[int]]]:
         first = logits[:, 0].float()
         if session.source is not None and bool(first.isnan().any()):
             session.warn_not_finite()
+            session.cache.settle([0] * len(session.texts))  # nothing of this prefill stays
             session.cache.discard()
             session.decode_plainly()
             return prefill(session)

@@ -30,10 +30,10 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
         When the file cannot be read, is empty, or a line is not a prompt; the message names the line.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DocumentError(f"{path}: cannot be read as text ({error}); give a UTF-8 file of prompts") from error
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise DocumentError(f"{path}: holds no prompt; write one a line, or JSON lines with a field prompt")
     if not lines[0][1].startswith("{"):

@@ -123,6 +123,8 @@ class TokenRule:
         if self.generator is None:
             return int(scores[0].argmax())
         probabilities = scores[0].softmax(-1)
+        if not bool(probabilities.isfinite().all()):
+            raise DecodeError("sampling: probabilities are not finite; raise the temperature or use a wider dtype")
         if self.typical is not None and children:
             least = self.typical.threshold(probabilities)
             for token in children:

@@ -142,7 +142,13 @@ def enter_state(session: Session, text: Text, prompt_tokens: int, position: int,
     if session.limit is not None:
         text.state = max(0, min(prompt_tokens, session.limit - 1 - position))
     chains = logits[: text.state * num_epts]
-    text.guess_logits = chains if num_epts == 1 else chains.unflatten(0, (text.state, num_epts)).mean(1)
+    text.guess_logits = chains if num_epts == 1 else _mean_of_epts(chains, num_epts)
+
+
+def _mean_of_epts(chains: Tensor, num_epts: int) -> Tensor:
+    """Average the logits of each prompt token's EPTs, in float32 as in training and measuring."""
+    wide = torch.promote_types(chains.dtype, torch.float32)
+    return chains.to(wide).unflatten(0, (-1, num_epts)).mean(1)
 
 
 class Clock:

@@ -127,7 +127,8 @@ class Probe:
         return Observation(
             foreign_cpu=self._foreign_cpu(),
             free_bytes=psutil.virtual_memory().available if gpu is None else gpu.free_bytes,
-            on_mains=True if battery is None else bool(battery.power_plugged),
+            # psutil knows the battery of a mouse, and adapters by some names only: then power_plugged is None.
+            on_mains=True if battery is None else battery.power_plugged,
             foreign_gpu_processes=_if_gpu(self._device, gpu and gpu.foreign_processes, 0),
             gpu_utilisation=_if_gpu(self._device, gpu and gpu.utilisation, 0.0),
         )

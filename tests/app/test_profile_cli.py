@@ -222,6 +222,7 @@ def test_watch_once_measures_what_is_queued(home: Path, tmp_path: Path) -> None:
         ("run", "--tokens", "one"),
         ("run", "--contexts", "64,,512"),
         ("run", "--max-tokens", "0"),
+        ("schedule", "--max-age", "0"),
         ("show",),
         ("nonsense",),
     ],

@@ -93,6 +93,68 @@ def test_fresh_starts_over(engine: Engine) -> None:
     assert second.profile.id != first.profile.id
 
 
+def test_what_a_stricter_rule_left_open_is_settled_by_a_milder_one(engine: Engine) -> None:
+    machine = stairs()
+    visits = iter(range(100))
+    strict = StoppingRule(halfwidth=1e-9, min_samples=60)
+    stop = lambda: "busy" if next(visits) == 30 else None  # noqa: E731 - every point has some samples by then
+    first = measure_profile(engine, conditions(), REQUEST, machine, hooks=hooks(machine, stop=stop), rule=strict)
+    assert not any(point.settled for point in first.profile.steps.values())
+    second = measure_profile(engine, conditions(), REQUEST, machine, hooks=hooks(machine))
+    assert second.profile.id == first.profile.id
+    assert second.profile.complete
+
+
+def test_a_complete_curve_of_the_same_request_is_not_measured_again(engine: Engine) -> None:
+    machine = stairs()
+    first = measure_profile(engine, conditions(), REQUEST, machine, hooks=hooks(machine))
+    again = measure_profile(engine, conditions(), REQUEST, machine, hooks=hooks(machine), done_after=START)
+    assert again.profile.id == first.profile.id
+    samples = [{n: p.point.samples_s for n, p in each.profile.steps.items()} for each in (first, again)]
+    assert samples[0] == samples[1]
+    machine.clock.now_s += 2 * 3600
+    later = measure_profile(engine, conditions(), REQUEST, machine, hooks=hooks(machine))
+    assert later.profile.id != first.profile.id, "too old to be this request's own"
+
+
+def test_a_curve_that_reaches_less_far_is_not_taken_for_a_longer_one(engine: Engine) -> None:
+    machine = FakeMachine(lambda n, count, now: 0.01 * n)
+    ends = []
+    for longest in (4, 32, 8):
+        request = ProfileRequest("toy", max_tokens=longest, seconds=0.0)
+        outcome = measure_profile(engine, conditions(), request, machine, hooks=hooks(machine))
+        assert outcome.profile.complete
+        ends.append(outcome.profile.to_profile().points[-1].num_tokens)
+    assert ends == [4, 32, 8]
+
+
+def test_an_unfinished_curve_is_taken_up_hours_later(engine: Engine) -> None:
+    machine = FakeMachine(lambda n, count, now: 0.01 * n)
+    request = ProfileRequest("toy", max_tokens=16, seconds=0.0)
+    visits = iter(range(100))
+    stop = lambda: "busy" if next(visits) == 7 else None  # noqa: E731
+    first = measure_profile(engine, conditions(), request, machine, hooks=hooks(machine, stop=stop))
+    machine.clock.now_s += 3 * 3600
+    second = measure_profile(engine, conditions(), request, machine, hooks=hooks(machine))
+    assert second.profile.id == first.profile.id
+    assert second.profile.complete
+
+
+def test_a_disturbed_refinement_leaves_a_finished_curve_clean(engine: Engine) -> None:
+    machine = FakeMachine(lambda n, count, now: 0.01 * -(-n // 8))
+
+    def busy() -> Conditions:
+        complete = any(stored.complete for stored in list_profiles(engine))
+        return Conditions(foreign_cpu=0.8 if complete else 0.0)
+
+    request = ProfileRequest("toy", max_tokens=32, seconds=1e9)
+    outcome = measure_profile(
+        engine, conditions(), request, machine, hooks=hooks(machine, conditions=busy, keep_contended=False)
+    )
+    assert outcome.stopped is not None
+    assert (outcome.profile.complete, outcome.profile.flags) == (True, ())
+
+
 def test_coarse_to_fine_is_useful_at_once_and_better_with_time(engine: Engine) -> None:
     machine = FakeMachine(lambda n, count, now: 0.01 * -(-n // 8))  # stairs of 8
     request = ProfileRequest("toy", max_tokens=32, seconds=1e9)
@@ -216,3 +278,9 @@ def test_a_request_survives_the_queue() -> None:
     assert ProfileRequest.from_spec(request.to_spec()) == request
     with pytest.raises(ProfileError, match="queued by another version"):
         ProfileRequest.from_spec({"model": "toy", "colour": "red"})
+
+
+def test_fixed_shapes_need_the_static_cache() -> None:
+    with pytest.raises(ProfileError, match="--graph-mode compiled: needs --cache static"):
+        ProfileRequest("toy", graph_modes=("eager", "compiled"), caches=("dynamic", "static"))
+    assert ProfileRequest("toy", graph_modes=("eager", "compiled"), caches=("static",)).caches == ("static",)

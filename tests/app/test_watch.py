@@ -67,13 +67,15 @@ class World:
     def observe(self) -> Observation:
         return BUSY if self.busy(self.seconds) else QUIET
 
-    def measure(self, engine: Engine, request: ProfileRequest, *, hooks: Hooks, lease, lock) -> Iterator[Outcome]:
+    def measure(
+        self, engine: Engine, request: ProfileRequest, *, hooks: Hooks, lease, lock, done_after
+    ) -> Iterator[Outcome]:
         self.runs += 1
         if self.fail is not None:
             raise ProfileError(self.fail)
         hooks = replace(hooks, clock=self.steps.clock)
         known = conditions(versions=dict(self.versions))
-        yield measure_profile(engine, known, request, self.steps, hooks=hooks, lease=lease)
+        yield measure_profile(engine, known, request, self.steps, hooks=hooks, lease=lease, done_after=done_after)
 
     def machine(self) -> Machine:
         return Machine(
@@ -326,7 +328,7 @@ def test_a_tolerant_policy_gets_flagged_curves(engine: Engine) -> None:
     queue(engine, world)
     seen: list[bool] = []
 
-    def measure(engine: Engine, request: ProfileRequest, *, hooks: Hooks, lease, lock) -> Iterator[Outcome]:
+    def measure(engine: Engine, request: ProfileRequest, *, hooks: Hooks, lease, lock, done_after) -> Iterator[Outcome]:
         seen.append(hooks.keep_contended)
         yield from ()
 

@@ -50,7 +50,7 @@ def work(url: str, report: int) -> None:
     engine = open_database(url)
     assert engine is not None
 
-    def measure(engine, request, *, hooks, lease, lock) -> Iterator[Outcome]:
+    def measure(engine, request, *, hooks, lease, lock, done_after) -> Iterator[Outcome]:
         def committed(profile_id: int, visit) -> None:
             os.write(report, f"{profile_id} {visit.num_tokens} {len(visit.samples_s)}\n".encode())
 

@@ -102,6 +102,19 @@ def test_seeds_make_sampling_repeatable(folder: Path) -> None:
     assert sample("1") == sample("1") != sample("2")
 
 
+def test_sampled_texts_do_not_depend_on_the_size_of_the_batch(folder: Path) -> None:
+    prompts = folder / "same.txt"
+    prompts.write_text("hello\n" * 3, encoding="utf-8")
+
+    def sampled(batch_size: int) -> list[list[int]]:
+        words = ("--prompts", str(prompts), "--json", "--temperature", "1", "--batch-size", str(batch_size))
+        return [line["token_ids"] for line in lines(run(folder, *words))]
+
+    alone = sampled(1)
+    assert alone == sampled(3)
+    assert len({tuple(ids) for ids in alone}) == 3, "each text has random numbers of its own"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -111,6 +124,11 @@ def test_seeds_make_sampling_repeatable(folder: Path) -> None:
         ["hello", "--dtype", "int8"],
         ["hello", "--typical"],
         ["hello", "--top-p", "0"],
+        ["hello", "--top-p", "0.5"],
+        ["hello", "--top-k", "5"],
+        ["hello", "--tree", "none", "--budget", "8"],
+        ["hello", "--tree", "none", "--guesses", "lookup"],
+        ["hello", "--guesses", "lookup", "--prompt-tokens", "folder"],
         ["hello", "--temperature", "-1"],
     ],
     ids=" ".join,

@@ -94,7 +94,10 @@ def test_a_complete_curve_stays_complete_while_it_is_refined(engine: Engine, now
     record_point(engine, started.id, point(1), now)
     record_point(engine, started.id, point(4), now)
     coarse = finish_profile(engine, started.id, [], now)
-    assert open_profile(engine, conditions(), [1, 4], now, refine=True).id == started.id
+    assert open_profile(engine, conditions(), [1, 4], now, done_after=now).id == started.id
+    for other in ([1, 2], [1, 4, 8], [1, 2, 4]):  # reaches less far, farther, or has other lengths
+        assert open_profile(engine, conditions(), other, now, done_after=now).id != started.id
+    assert open_profile(engine, conditions(), [1, 4], now, done_after=now + timedelta(seconds=1)).id != started.id
     anew = open_profile(engine, conditions(), [1, 4], now)
     assert anew.id != started.id, "measured anew by default"
     forget_profile(engine, anew.id)

@@ -6,6 +6,7 @@ from torch._dynamo.testing import CompileCounter
 
 from ppd_runtime import PromptGuesses, Settings, compiled, generate, random_prompt_tokens, wrap_model
 from tests.ppd_runtime.tiny import tiny_model
+from treeopt.errors import DecodeError
 from treeopt.types import SparseTree, TreeDesign
 
 TREES = tuple(
@@ -30,3 +31,14 @@ def test_same_text_and_one_compilation_per_pass_size(monkeypatch: pytest.MonkeyP
     assert found == plain
     # Prompts of two lengths, states of one pass size, and one shape of the cache: one graph.
     assert counter.frame_count == 1
+
+
+def test_a_pass_that_cannot_be_compiled_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: object, inputs: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled, "BACKEND", broken)
+    loaded = wrap_model(tiny_model("llama"))
+    with pytest.raises(DecodeError, match=r"torch\.compile: .* or run uncompiled"):
+        generate(loaded, [[3, 1, 4]], settings=Settings(max_new_tokens=4, cache="compiled"))

@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -103,6 +106,11 @@ def test_prompt_files_of_every_kind(tmp_path) -> None:
     text.write_text("one\n\n two \n", encoding="utf-8")
     lines.write_text('{"prompt": "one"}\n{"id": 3, "prompt": "two"}\n', encoding="utf-8")
     bench.write_text('{"question_id": 1, "turns": ["one", "later"]}\n{"turns": ["two"]}\n', encoding="utf-8")
+    marked, breaks = tmp_path / "d.jsonl", tmp_path / "e.jsonl"
+    marked.write_text('{"prompt": "one"}\n{"prompt": "two"}\n', encoding="utf-8-sig")
+    assert read_prompts(marked) == ["one", "two"]
+    breaks.write_text('{"prompt": "one\u2028more"}\n', encoding="utf-8")
+    assert read_prompts(breaks) == ["one\u2028more"]
     assert read_prompts(text) == read_prompts(lines) == read_prompts(bench) == ["one", "two"]
 
 
@@ -226,3 +234,36 @@ def test_custom_generate_leaves_the_model_to_its_owner() -> None:
     assert not second.requires_grad
     model.eval()
     assert torch.equal(found, model.generate(ids, max_new_tokens=6, do_sample=False))
+
+
+def test_custom_generate_frees_models_and_checks_them_again_when_they_change() -> None:
+    model = tiny_model("llama")
+    ids = torch.tensor([[3, 1, 4]])
+    common = {"max_new_tokens": 4, "custom_generate": ppd_runtime.custom_generate, "tree": DEEP}
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)
+    assert torch.equal(model.generate(ids, **common), expected)
+    assert model.float().generate(ids, **common).shape == expected.shape  # another dtype than it was checked in
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"attention_mask": torch.tensor([[1, 1, 0]])}, "attention_mask: must be"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "attention_mask: must be"),
+        ({"inputs_embeds": torch.zeros(1, 3, 32, dtype=torch.float64)}, "inputs_embeds: cannot be decoded"),
+    ],
+)
+def test_inside_generate_only_whole_texts_padded_on_the_left(inputs: dict[str, torch.Tensor], message: str) -> None:
+    common = {"max_new_tokens": 4, "custom_generate": ppd_runtime.custom_generate, "tree": DEEP}
+    with pytest.raises(DecodeError, match=message):
+        tiny_model("llama").generate(torch.tensor([[3, 1, 4]]), **inputs, **common)
+
+
+def test_stop_strings_that_no_text_shows_are_refused(llama: LoadedModel) -> None:
+    special = llama.tokenizer.all_special_tokens[0]
+    with pytest.raises(DecodeError, match="is a special token, which texts leave out"):
+        generate(llama, ["hello"], settings=Settings(max_new_tokens=4, stop=("x", special)))

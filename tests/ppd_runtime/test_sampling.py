@@ -270,3 +270,8 @@ def test_settings_refuse_what_makes_no_sense(field: str, value: object) -> None:
 
 def test_vocabulary_of_the_fixture_is_tiny(small: LoadedModel) -> None:
     assert hf.vocab_size(small.model) == VOCAB
+
+
+def test_probabilities_that_are_not_finite_are_one_clear_line(small: LoadedModel) -> None:
+    with pytest.raises(DecodeError, match="raise the temperature or use a wider dtype"):
+        generate(small, [[1, 2]], settings=Settings(max_new_tokens=4, temperature=1e-320))

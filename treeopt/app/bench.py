@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ppd_runtime.guesses import GuessSource
 from ppd_runtime.models import LoadedModel
 from ppd_runtime.settings import Settings
+from profiler.device import identify
 from treeopt.app.baselines import Contender, Engine, library_contender, padded_design, tree_contender
 from treeopt.app.bench_findings import findings
 from treeopt.app.bench_results import (
@@ -26,6 +27,7 @@ from treeopt.app.bench_results import (
 )
 from treeopt.app.predict import pad_design, predict
 from treeopt.errors import DecodeError
+from treeopt.replay import replay_sequences
 from treeopt.search import search
 from treeopt.types import AcceptanceTable, LatencyProfile, RankRecord, TreeDesign
 
@@ -169,6 +171,9 @@ def run_bench(
     if not token_ids or not budgets:
         raise DecodeError("prompts, budgets: at least one of each is needed")
     designs = designs_for(inputs, budgets, options) if designs is None else designs
+    if inputs.measured and inputs.record is not None:
+        for design in designs.values():  # a record that does not fit is better known before an hour of decoding
+            replay_sequences(design, inputs.record)
     contenders = _contenders(loaded, token_ids, inputs, designs, options, assistant, clock)
     timings: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
     total = options.rounds * len(token_ids) * len(contenders)
@@ -256,7 +261,7 @@ def _report(
     return BenchReport(
         model=loaded.name,
         guesses=inputs.source.name,
-        device=str(latency.device["name"]) if latency is not None else str(loaded.device),
+        device=identify(str(loaded.device)).name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         kernels=loaded.kernels,
         cache=options.cache,
@@ -290,6 +295,7 @@ def _budget(
         num_prompts=len({timing.prompt for timing in ours}),
         num_tokens=sum(len(timing.token_ids) for timing in ours),
         num_steps=num_steps,
+        rounds=len(ours) // len({timing.prompt for timing in ours}),
         occupancy=occupancy,
         split=step_split(ours),
     )

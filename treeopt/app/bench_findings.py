@@ -76,9 +76,10 @@ def _tau_is_off(result: BudgetResult) -> bool:
     low = known.acceptance_length if known.tau_low is None else known.tau_low
     high = known.acceptance_length if known.tau_high is None else known.tau_high
     # A few prompts may agree by chance, and then their bootstrap interval is too narrow. A step writes 1 to m + 1
-    # tokens, which bounds its variance by (m + 1 - tau) (tau - 1) (Bhatia and Davis, 2000): chance of few steps.
+    # tokens, which bounds its variance by (m + 1 - tau) (tau - 1) (Bhatia and Davis, 2000): chance of few steps, which
+    # rounds only repeat.
     tau, most = achieved.value, result.design.num_distances + 1
-    chance = 1.96 * math.sqrt(max(0.0, (most - tau) * (tau - 1)) / result.num_steps)
+    chance = 1.96 * math.sqrt(max(0.0, (most - tau) * (tau - 1)) * result.rounds / result.num_steps)
     achieved_low = min(tau - chance, tau if achieved.low is None else achieved.low)
     achieved_high = max(tau + chance, tau if achieved.high is None else achieved.high)
     # The last step of a text is cut where the text ends, on average by half of what it has beyond the root.

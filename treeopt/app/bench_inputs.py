@@ -124,7 +124,8 @@ def store_runs(report: BenchReport, timings: tuple[Timing, ...], db_url: str | N
     now = datetime.now(UTC)
     for result in report.budgets:
         add_tree_design(engine, result.design, now)
-    instance = None if report.latency is None else report.latency.device.get("instance_digest")
+    known = {} if report.latency is None else report.latency.device
+    instance = known.get("instance_digest") if known.get("name") == report.device else None  # else another machine's
     for timing in timings:
         add_decode_run(engine, timing.run, now, instance_digest=instance if isinstance(instance, str) else None)
     engine.dispose()

@@ -205,6 +205,8 @@ def _measure(
 def _differences(profile: LatencyProfile, loaded: LoadedModel, context_len: int, cache: str, graph_mode: str) -> str:
     """Say in what a given curve differs from what will run."""
     pairs = {
+        "device": (_named(profile.device.get("name")), identify(str(loaded.device)).name),
+        "attention": (profile.attention, attention_backend(loaded.model)),
         "model": (profile.model, loaded.name),
         "dtype": (profile.dtype, str(loaded.dtype).removeprefix("torch.")),
         "batch": (profile.batch_size, 1),
@@ -218,3 +220,8 @@ def _differences(profile: LatencyProfile, loaded: LoadedModel, context_len: int,
     if abs(math.log(max(1, profile.context_len) / max(1, context_len))) > math.log(CONTEXT_FACTOR):
         different.append(f"context {profile.context_len} there, {context_len} here")
     return f" (differs: {'; '.join(different)})" if different else ""
+
+
+def _named(name: object) -> object:
+    """Return a device's name; None where nobody gave one."""
+    return None if name == "unnamed" else name

@@ -103,6 +103,8 @@ class BudgetResult:
         Prompts whose text equals plain decoding's; all.
     num_tokens, num_steps : int
         Tokens written, the first ones included; passes after prefill.
+    rounds : int
+        Times every prompt was decoded; greedy rounds repeat the same steps.
     occupancy : tuple of float
         Share of steps in each state.
     split : StepSplit
@@ -120,6 +122,7 @@ class BudgetResult:
     num_prompts: int
     num_tokens: int
     num_steps: int
+    rounds: int
     occupancy: tuple[float, ...]
     split: StepSplit
 

@@ -1,7 +1,7 @@
 """Use case: decode prompts with a tree, and say what the tree was worth."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -140,7 +140,9 @@ def stream_prompts(
     """
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
-        for piece in stream_batch(loaded, batch, plan.design, plan.source, settings, raw=raw):
+        # Texts are numbered in their batch: without the shift every batch would repeat the random numbers of the first.
+        own = replace(settings, seed=settings.seed + start)
+        for piece in stream_batch(loaded, batch, plan.design, plan.source, own, raw=raw):
             yield TextPiece(start + piece.index, piece.token_ids, piece.text, piece.generation)
 
 

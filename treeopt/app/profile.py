@@ -7,6 +7,7 @@ other. `treeopt.app.watch` does the same when the machine is idle.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import datetime
 from itertools import product
 from typing import Any
 
@@ -63,6 +64,7 @@ def run_profiles(
     lease: Lease | None = None,
     lock_timeout_s: float = 0.0,
     lock: Callable[[str, float], AbstractContextManager[Any]] = device_lock,
+    done_after: datetime | None = None,
 ) -> Iterator[Outcome]:
     """Load the model and measure every curve of a request, holding the device.
 
@@ -117,6 +119,7 @@ def run_profiles(
                         rule=rule,
                         lease=lease,
                         seed=context_len + batch_size,
+                        done_after=done_after,
                     )
                     yield outcome
                     if outcome.stopped is not None:

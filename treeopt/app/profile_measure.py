@@ -90,6 +90,10 @@ class _Curve:
         held = {n: stored.point.samples_s or () for n, stored in known.items()}
         if part == "step":
             held.update(self.samples)
+        for n in tokens:
+            # Left open under a stricter rule than this one: no visit will say that the point is settled.
+            if n in known and not known[n].settled and self.rule.settled(held[n]):
+                self._keep(Visit(n, tuple(held[n]), settled=True, flags=frozenset(known[n].flags)), part)
         hooks, conditions = self.hooks, self.profile.conditions
         events = measure(
             factory,
@@ -113,7 +117,7 @@ class _Curve:
                     self.drifted = bool(event.flags)
             elif event.kept:
                 self._keep(event, part)
-            else:
+            elif part == "step" and not self.profile.complete:  # a discarded visit leaves a finished curve as it is
                 set_flags(self.engine, self.profile.id, sorted(event.flags), hooks.now(), lease=self.lease)
         return None
 
@@ -154,6 +158,7 @@ def measure_profile(
     rule: StoppingRule | None = None,
     lease: Lease | None = None,
     seed: int = 0,
+    done_after: datetime | None = None,
 ) -> Outcome:
     """Measure one curve into the database, from where it was left.
 
@@ -175,6 +180,8 @@ def measure_profile(
         The job this is done for; nothing is written once it is lost.
     seed : int
         Of the visiting order.
+    done_after : datetime, optional
+        A complete curve made since is this request's own, and is not measured again; the last hour without it.
 
     Returns
     -------
@@ -183,14 +190,14 @@ def measure_profile(
     """
     hooks = hooks or Hooks()
     now = hooks.now()
-    refine = request.tokens is None and not request.fresh
+    never = now + timedelta(seconds=1)
     stored = open_profile(
         engine,
         conditions,
         request.grid,
         now,
-        fresh_after=_taken_up_from(request, now),
-        refine=refine,
+        fresh_after=never if request.fresh else now - TAKE_UP_FOR,
+        done_after=never if request.fresh else done_after or now - REFINE_FOR,
     )
     curve = _Curve(engine, stored, hooks, rule or StoppingRule(), lease, seed)
     curve.flags = {n: set(point.flags) for n, point in stored.steps.items()}
@@ -212,10 +219,3 @@ def measure_profile(
         if stopped is None:
             curve.finish()
     return Outcome(get_profile(engine, stored.id), stopped)
-
-
-def _taken_up_from(request: ProfileRequest, now: datetime) -> datetime:
-    """Return the time before which stored curves are not taken up again."""
-    if request.fresh:
-        return now + timedelta(seconds=1)
-    return now - (TAKE_UP_FOR if request.tokens is not None else REFINE_FOR)

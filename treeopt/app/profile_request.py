@@ -78,6 +78,10 @@ class ProfileRequest:
             if wrong or not names:
                 raise ProfileError(f"{flag}: must be among {', '.join(known)}, not {','.join(names)!r}")
 
+        modes = [mode for mode in self.graph_modes if mode != "eager"]
+        if modes and set(self.caches) != {"static"}:
+            raise ProfileError(f"--graph-mode {','.join(modes)}: needs --cache static; shapes must not change")
+
     @property
     def grid(self) -> tuple[int, ...]:
         """Input lengths that make a curve complete."""

@@ -91,17 +91,19 @@ def load_inputs(
         digest = None if profile is None else document_digest(to_document(profile))
     elif Path(latency).exists():
         profile, digest = read_with_digest(latency, LatencyProfile)
-        line = _doubt(latency, profile)
+        line = _doubt(latency, profile, table.model)
     else:
         profile = stored_profile(latency, db_url)
         digest = document_digest(to_document(profile))
     return Inputs(table, table_digest, profile, digest), line
 
 
-def _doubt(name: str, profile: LatencyProfile) -> str | None:
+def _doubt(name: str, profile: LatencyProfile, model: str) -> str | None:
     """Say why a profile out of a file should not be trusted as it is, if so."""
     doubts = [] if profile.complete else ["is not complete: sizes are missing, and a better one may be among them"]
     doubts += [f"is flagged {', '.join(profile.flags)}"] if profile.flags else []
+    if profile.model not in (model, "unnamed") and model != "unnamed":
+        doubts.append(f"is of {profile.model}, the acceptance table of {model}")
     return f"{name}: {'; '.join(doubts)}" if doubts else None
 
 

@@ -15,7 +15,7 @@ from treeopt.types import AcceptanceTable, LatencyProfile
 
 __all__ = ["SwitchSearch", "search_switch"]
 
-SAME = ("model", "dtype", "attention", "graph_mode", "cache")
+SAME = ("model", "dtype", "attention", "graph_mode", "cache", "kernels")
 """What profiles of one switching table must have in common, besides the device."""
 
 

@@ -177,6 +177,11 @@ def train_prompt_tokens(
             save_figure(loss_figure(now.losses, f"{loaded.name}, m = {plan.num_distances}"), folder / "loss.png")
 
     began = time.perf_counter()
+    if held_out and all(text.num_new_tokens <= plan.num_distances for text in held_out):
+        raise TrainingError(
+            f"held-out texts: none has more than {plan.num_distances} new tokens, so no guess can be judged; raise "
+            "--max-new-tokens or give others with --held-out"
+        )
     top = None
     for state in train_steps(
         loaded, plan, texts, at.state, rank=team.rank, num_processes=team.size, reduce_mean=team.reduce_mean

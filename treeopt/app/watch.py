@@ -154,7 +154,10 @@ class Watcher:
             return True
         if job.max_age_s is None or job.finished_at is None or job.attempts > 0:
             return False
-        return fingerprint(ProfileRequest.from_spec(job.spec), self.machine.versions) != job.fingerprint
+        try:
+            return fingerprint(ProfileRequest.from_spec(job.spec), self.machine.versions) != job.fingerprint
+        except (TreeOptError, OSError):
+            return True  # claimed, it fails under its own number; here it would keep all others waiting
 
     def _work(self) -> bool:
         machine = self.machine
@@ -167,6 +170,8 @@ class Watcher:
         try:
             request = ProfileRequest.from_spec(job.spec)
             mark = fingerprint(request, machine.versions)
+            # The device whose lock is held, whatever "auto" would be in this environment.
+            request = replace(request, device=machine.device.torch_name)
             with self._renewed(job) as lost:
                 stopped = self._measure(job, request, lost)
         except DatabaseError as error:
@@ -186,7 +191,12 @@ class Watcher:
         hooks = Hooks(now=self.machine.now, stop=self._stop_reason(job, lost), keep_contended=tolerant)
         stopped = None
         for outcome in self.machine.measure(
-            self.engine, request, hooks=hooks, lease=Lease(job.id, str(job.owner)), lock=_held_already
+            self.engine,
+            request,
+            hooks=hooks,
+            lease=Lease(job.id, str(job.owner)),
+            lock=_held_already,
+            done_after=job.finished_at or job.created_at,
         ):
             stopped = outcome.stopped
             digest = str(outcome.profile.digest)[:12]

@@ -189,8 +189,6 @@ def bench(
         report, timings = run_bench(
             loaded, token_ids, replace(inputs, latency=profile), wanted, options, assistant=helper, progress=progress
         )
-    if not no_store:
-        note(store_runs(report, timings, db))
     if out is not None:
         from treeopt.artifact import write_text
 
@@ -203,8 +201,10 @@ def bench(
             print_json(baseline_object(baseline))
         for finding in report.findings:
             note(finding)
-        return
-    print_bench(report)
+    else:
+        print_bench(report)
+    if not no_store:  # last: a database that fails takes nothing with it
+        note(store_runs(report, timings, db))
 
 
 def _with_interval(estimate: "Estimate", digits: int = 3) -> str:

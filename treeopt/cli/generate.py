@@ -118,6 +118,15 @@ def generate(
         raise typer.BadParameter("needs --temperature above 0", param_hint="--typical")
     if compiled and cache == "graph":
         raise typer.BadParameter("does not go with --cache graph", param_hint="--compile")
+    if temperature == 0 and (top_k or top_p < 1):
+        raise typer.BadParameter("needs --temperature above 0", param_hint="--top-k" if top_k else "--top-p")
+    if tree is not None and budget is not None:
+        raise typer.BadParameter("is for a tree that is searched, not beside --tree", param_hint="--budget")
+    if tree == "none" and (guesses is not None or prompt_tokens is not None):
+        flag = "--guesses" if guesses is not None else "--prompt-tokens"
+        raise typer.BadParameter("does nothing with --tree none", param_hint=flag)
+    if prompt_tokens is not None and guesses in ("free", "lookup"):
+        raise typer.BadParameter("goes with --guesses prompt only", param_hint="--prompt-tokens")
     if top_p == 0:
         raise typer.BadParameter("must be above 0", param_hint="--top-p")
 

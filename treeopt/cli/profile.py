@@ -353,7 +353,7 @@ def schedule(
     priority: Annotated[int, typer.Option("--priority", help="Larger first.")] = 0,
     max_age: Annotated[
         float | None,
-        typer.Option("--max-age", min=0, metavar="DAYS", help="Measure again when older, or driver or model changed."),
+        typer.Option("--max-age", metavar="DAYS", help="Measure again when older, or driver or model changed."),
     ] = None,
     attempts: Annotated[int, typer.Option("--attempts", min=1, help="Failures allowed in a row.")] = 3,
     db: Database = None,
@@ -363,6 +363,8 @@ def schedule(
     Example: treeopt profile schedule --model demo --window 22:00-06:00
     """
     request = _request({**locals(), "fresh": False})
+    if max_age is not None and not max_age > 0:
+        raise typer.BadParameter("must be above 0, else it would be due for ever", param_hint="--max-age")
     from treeopt.app.profile_library import open_for_writing
     from treeopt.app.watch_schedule import schedule as schedule_request
 

@@ -45,7 +45,7 @@ def _rounded_up(bound: float | None) -> str:
     """Write an upper bound with the digits of tau: cut, it would lie below what was reached."""
     if not bound:
         return ""
-    digits = 6 if bound >= 1 else 5 - math.floor(math.log10(bound))
+    digits = 6 if bound >= 1 else 6 - math.floor(math.log10(bound))
     return f"{math.ceil(bound * 10**digits - 1e-3) / 10**digits:.{digits}f}"
 
 

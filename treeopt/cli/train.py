@@ -124,6 +124,8 @@ def train(
     """
     if prompts is not None and data is not None:
         raise typer.BadParameter("give either --prompts or --data", param_hint="--data")
+    if data is not None and temperature > 0:
+        raise typer.BadParameter("samples answers to prompts; the texts of --data stand", param_hint="--temperature")
 
     from treeopt.app.runtime import (
         TrainingPlan,
