@@ -100,7 +100,8 @@ def _print_result(result: "DemoResult", console: "Console") -> None:
     if not result.tree_pays:
         console.print("The search finds that no tree pays on this machine: it advises plain decoding.", highlight=False)
     for finding in result.report.findings:
-        console.print(f"! {finding}", highlight=False, markup=False)
+        # What bench calls --latency fresh, is --fresh here.
+        console.print(f"! {finding.replace('--latency fresh', '--fresh')}", highlight=False, markup=False)
     console.print("Next: treeopt bench --budgets 1,4,8,16, also with a model of yours (--model).", highlight=False)
 
 
