@@ -170,10 +170,10 @@ def _speedup_interval(
 
     None when a pass that is used was not measured, or a point says nothing about its error.
     """
-    used = {size for size, share in zip(design.pass_tokens, behaviour.occupancy, strict=True) if share > 0}
+    used = {1} | {size for size, share in zip(design.pass_tokens, behaviour.occupancy, strict=True) if share > 0}
     if latency is None or not used <= {point.num_tokens for point in latency.points}:
         return None, None
-    drawn, fewest = draw_latency(latency, {1, *used}, seed=seed)
+    drawn, fewest = draw_latency(latency, used, seed=seed)
     if fewest is None:
         return None, None
     *_, both = speedups(behaviour, design.pass_tokens, latency, drawn)
